@@ -1,0 +1,51 @@
+/* shard.h - read one safetensors file.
+ *
+ * Layout: u64 little-endian header length n, n bytes of JSON, then data; data_offsets count from
+ * byte 8 + n.  Source: the safetensors README, "Format".  The file is hostile input: every range is
+ * checked against the file's size and against dtype x shape, ranges may neither overlap nor leave holes,
+ * and names may not repeat, before any tensor is handed out.
+ * Lifetime: every pointer from a shard dies with fb_shard_close.
+ * Threads: open and close by one thread; find by any number between them. */
+#ifndef FB_IO_SHARD_H
+#define FB_IO_SHARD_H
+
+#include "base/dtype.h"
+#include "base/error.h"
+
+enum { FB_RANK_MAX = 8 };
+
+typedef struct fb_shard fb_shard;
+
+typedef struct fb_tensor {
+    const char *name;                /* owned by the shard */
+    fb_dtype    dtype;
+    uint32_t    rank;
+    uint64_t    shape[FB_RANK_MAX];  /* outermost first, row-major; a linear weight is [out, in] */
+    const void *data;                /* into the mapping, read-only; alignment is not promised */
+    uint64_t    size;                /* bytes == product(shape) * fb_dtype_size(dtype) */
+} fb_tensor;
+
+/* FB_INPUT: the file cannot be read or breaks the format.  FB_NOMEM.  *out is written on success only. */
+fb_status fb_shard_open(fb_shard **out, const char *path, fb_error *err);
+/* NULL when absent: the caller knows whether absence is an error (a tied lm_head is not). */
+const fb_tensor *fb_shard_find(const fb_shard *s, const char *name);
+uint32_t         fb_shard_count(const fb_shard *s);
+const fb_tensor *fb_shard_at(const fb_shard *s, uint32_t i); /* in file order of data */
+const char      *fb_shard_path(const fb_shard *s);
+/* The value of a "__metadata__" key, NULL when absent. */
+const char *fb_shard_metadata(const fb_shard *s, const char *key);
+void        fb_shard_close(fb_shard *s); /* NULL is fine */
+
+/* All shards of a model folder: model.safetensors, or the files that model.safetensors.index.json names.
+ * An index that names a missing file, a path outside the folder, or places a tensor in a file that lacks it is
+ * FB_INPUT. */
+typedef struct fb_shard_set fb_shard_set;
+fb_status        fb_shard_set_open(fb_shard_set **out, const char *dir, fb_error *err);
+const fb_tensor *fb_shard_set_find(const fb_shard_set *s, const char *name);
+uint32_t         fb_shard_set_count(const fb_shard_set *s);          /* tensors in all shards */
+const fb_tensor *fb_shard_set_at(const fb_shard_set *s, uint32_t i); /* grouped by file */
+/* The file that holds a tensor of this set, for messages. */
+const char      *fb_shard_set_file(const fb_shard_set *s, const fb_tensor *t);
+void             fb_shard_set_close(fb_shard_set *s);
+
+#endif

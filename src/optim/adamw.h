@@ -1,0 +1,43 @@
+/* adamw.h - AdamW over flat arrays (Kingma & Ba 2015, alg. 1; decoupled decay: Loshchilov & Hutter 2019, alg. 2).
+ *
+ * Per element, every operation rounded once to float32, contraction only where fma is written:
+ *   g  = g * clip;                       |g| < 2^-60 -> 0
+ *   m  = fma(beta1, m, (1 - beta1) * g); |m| < 2^-100 -> 0
+ *   v  = fma(beta2, v, ((1 - beta2) * g) * g);  v < 2^-120 -> 0
+ *   d  = sqrt(v) * inv_sqrt_c2 + eps            (a multiply, then an add)
+ *   p  = p * (1 - lr * weight_decay)            (skipped when decay is off: factor exactly 1)
+ *   p  = fma(-step_size, m / d, p)
+ * with the scalars computed once in double and rounded: step_size = lr / (1 - beta1^step),
+ * inv_sqrt_c2 = 1 / sqrt(1 - beta2^step).  Scalar, AVX2 and AVX-512 give the same bits: division and square root are
+ * correctly rounded, and the zeroing is a comparison, not a processor mode.
+ * Any range may be cut anywhere: elements are independent.  Threads: any, on disjoint ranges. */
+#ifndef FB_OPTIM_ADAMW_H
+#define FB_OPTIM_ADAMW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct fb_adamw {
+    double   lr, beta1, beta2, eps, weight_decay;
+    double   clip; /* factor on every gradient; 1 when nothing is clipped */
+    uint64_t step; /* 1 for the first update */
+} fb_adamw;
+
+/* fp32 masters: p, m, v updated in place, g read. */
+void fb_adamw_f32(float *p, const float *g, float *m, float *v, uint64_t n, const fb_adamw *a, bool decay);
+
+/* Split masters: the fp32 bits are ((uint32_t)hi << 16) + (int32_t)lo; g is bf16.  hi is rounded to nearest, ties
+ * away, so that lo always fits. */
+void fb_adamw_split(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, float *v, uint64_t n, const fb_adamw *a,
+                    bool decay);
+
+/* The exact split of finite floats, and back. */
+void fb_split_f32(uint16_t *hi, int16_t *lo, const float *p, uint64_t n);
+void fb_join_f32(float *p, const uint16_t *hi, const int16_t *lo, uint64_t n);
+
+/* Which code runs: chosen once from the processor, or forced ("scalar", "avx2", "avx512"; config key
+ * `update_kernel`).  false: unknown here or not supported by this processor. */
+bool        fb_adamw_select(const char *name);
+const char *fb_adamw_selected(void);
+
+#endif
