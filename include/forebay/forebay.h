@@ -44,6 +44,57 @@ const char *fb_status_str(fb_status status);
 int         fb_status_exit_code(fb_status status);
 const char *fb_version(void);
 
+/* ---- what a job says while it runs ---- */
+
+typedef enum {
+    FB_SAY_RESULT, /* what was asked for: one line */
+    FB_SAY_TEXT,   /* the same, a piece without a line end (generated text) */
+    FB_SAY_PROGRESS,
+    FB_SAY_WARNING
+} fb_say_kind;
+
+typedef struct fb_sink {
+    void (*say)(void *ctx, fb_say_kind kind, const char *text);
+    void *ctx;
+} fb_sink;
+
+/* ---- jobs ---- */
+
+/* A config file (NULL: none) and key=value overrides, read and checked.  FB_CONFIG.  The sink's ctx must outlive the
+ * job. */
+typedef struct fb_job fb_job;
+fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *overrides, int n_override,
+                      const fb_sink *sink, fb_error *err);
+void      fb_job_close(fb_job *j); /* NULL is fine */
+/* Any thread, or a signal handler: the run ends after the step in hand, saves a checkpoint, returns FB_STOPPED. */
+void      fb_job_stop(fb_job *j);
+
+/* Trains, and leaves the model in output_dir. */
+fb_status fb_train(fb_job *j, fb_error *err);
+/* The loss on eval_dataset, else on the val_size split, else on dataset. */
+fb_status fb_eval(fb_job *j, double *loss, uint64_t *n_token, fb_error *err);
+/* Prepares the token shards; n_preview > 0: shows so many rows instead, learned tokens marked. */
+fb_status fb_data(fb_job *j, uint32_t n_preview, fb_error *err);
+/* The byte ledger.  A plan that does not fit is reported, then FB_NOFIT. */
+fb_status fb_plan_report(fb_job *j, bool json, fb_error *err);
+
+/* ---- without a job ---- */
+
+/* The manifest of a checkpoint's folder. */
+fb_status fb_inspect(const char *model_dir, bool json, const fb_sink *sink, fb_error *err);
+/* Continues a prompt.  overrides, key=value: max_new_tokens (256), temperature (0: greedy), top_k (0: all), top_p (1),
+ * seed, system, raw (true: the prompt as it is, else as a user's turn in the checkpoint's chat template), and the keys of
+ * the config that say how it runs (backend, compute_dtype, hbm_budget, slots ...).  Blocks are streamed when they do
+ * not all fit. */
+fb_status fb_generate(const char *model_dir, const char *prompt, const char *const *overrides, int n_override,
+                      const fb_sink *sink, fb_error *err);
+/* A checkpoint-N folder to a plain Hugging Face folder. */
+fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char *save_dtype, const fb_sink *sink, fb_error *err);
+/* What this machine and installation can do; FB_FAILED when something that training needs is missing. */
+fb_status fb_doctor(const fb_sink *sink, fb_error *err);
+/* Every config key: type, default, meaning. */
+void      fb_config_help(const fb_sink *sink);
+
 #ifdef __cplusplus
 }
 #endif

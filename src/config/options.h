@@ -45,6 +45,9 @@ typedef struct fb_options {
     int    lr_scheduler_type; /* fb_lr_type, default linear */
     double min_lr, min_lr_rate; /* cosine_with_min_lr; at most one given; < 0: not given */
     uint64_t num_stable_steps, num_decay_steps; /* warmup_stable_decay; 0: derived */
+    double min_lr_ratio;      /* warmup_stable_decay, default 0 */
+    int    warmup_type, decay_type; /* warmup_stable_decay: fb_lr_shape, default linear and cosine */
+    double num_cycles;        /* the cosines, default 0.5 */
     double warmup_ratio;
     uint64_t warmup_steps;    /* wins over warmup_ratio when > 0 */
     double num_train_epochs;  /* default 3 */
@@ -78,7 +81,7 @@ typedef struct fb_options {
     bool   full_determinism;
 } fb_options;
 
-/* path may be NULL (only overrides).  overrides: n strings "key=value".  FB_CONFIG.
+/* path may be NULL (only overrides).  overrides: n strings "key=value", the last of a key wins.  FB_CONFIG.
  * warn is called with one sentence for each key that is accepted for compatibility and changes nothing here. */
 fb_status fb_options_read(fb_options *out, const char *path, const char *const *overrides, int n,
                           void (*warn)(void *ctx, const char *sentence), void *ctx, fb_error *err);

@@ -202,24 +202,16 @@ typedef struct fb_grad_out {
     bool accumulate;
 } fb_grad_out;
 
+/* One line an operation: the table, the cpu back end's wrappers and the fault back end's all walk it. */
+#define FB_KERNEL_MAP(X)                                                                                         \
+    X(matmul_nt) X(matmul_nn) X(matmul_tn) X(bias_grad) X(rms_norm) X(rms_norm_bwd) X(rope_qk) X(rope_qk_bwd)    \
+    X(attention) X(attention_bwd) X(swiglu) X(swiglu_bwd) X(gather_rows) X(scatter_rows) X(embed_grad)           \
+    X(cross_entropy) X(grad_out)
+
 struct fb_kernels {
-    fb_status (*matmul_nt)(fb_device *d, const fb_matmul_nt *a, fb_error *err);
-    fb_status (*matmul_nn)(fb_device *d, const fb_matmul_nn *a, fb_error *err);
-    fb_status (*matmul_tn)(fb_device *d, const fb_matmul_tn *a, fb_error *err);
-    fb_status (*bias_grad)(fb_device *d, const fb_bias_grad *a, fb_error *err);
-    fb_status (*rms_norm)(fb_device *d, const fb_rms_norm *a, fb_error *err);
-    fb_status (*rms_norm_bwd)(fb_device *d, const fb_rms_norm_bwd *a, fb_error *err);
-    fb_status (*rope_qk)(fb_device *d, const fb_rope_qk *a, fb_error *err);
-    fb_status (*rope_qk_bwd)(fb_device *d, const fb_rope_qk_bwd *a, fb_error *err);
-    fb_status (*attention)(fb_device *d, const fb_attention *a, fb_error *err);
-    fb_status (*attention_bwd)(fb_device *d, const fb_attention_bwd *a, fb_error *err);
-    fb_status (*swiglu)(fb_device *d, const fb_swiglu *a, fb_error *err);
-    fb_status (*swiglu_bwd)(fb_device *d, const fb_swiglu_bwd *a, fb_error *err);
-    fb_status (*gather_rows)(fb_device *d, const fb_gather_rows *a, fb_error *err);
-    fb_status (*scatter_rows)(fb_device *d, const fb_scatter_rows *a, fb_error *err);
-    fb_status (*embed_grad)(fb_device *d, const fb_embed_grad *a, fb_error *err);
-    fb_status (*cross_entropy)(fb_device *d, const fb_cross_entropy *a, fb_error *err);
-    fb_status (*grad_out)(fb_device *d, const fb_grad_out *a, fb_error *err);
+#define FB_KERNEL_ENTRY(name) fb_status (*name)(fb_device *d, const fb_##name *a, fb_error *err);
+    FB_KERNEL_MAP(FB_KERNEL_ENTRY)
+#undef FB_KERNEL_ENTRY
     /* Device scratch for attention_bwd at these maxima, bytes. */
     uint64_t (*attention_scratch)(uint32_t t_max, uint32_t n_head, uint32_t head_dim);
 };

@@ -22,6 +22,7 @@
 typedef struct fb_tokens {
     uint64_t        n_token, n_doc, n_learned;
     uint32_t        id_max, doc_len_max;
+    uint64_t        checksum;  /* of all that follows the header */
     const uint32_t *ids;       /* [n_token] */
     const uint8_t  *mask;      /* [n_token], or NULL when labels is given */
     const int32_t  *labels;    /* [n_token], or NULL when mask is given */

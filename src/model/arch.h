@@ -51,6 +51,11 @@ struct fb_arch {
     bool        has_window;         /* mistral, qwen2, qwen3 */
     double      rope_theta_default;
     double      norm_eps_default;
+    uint32_t    n_kv_head_default;  /* 0: as many as n_head */
+    uint32_t    head_dim_default;   /* 0: hidden / n_head */
+    uint32_t    window_default;     /* sliding_window where the key is absent; null always means none */
+    uint32_t    window_layer_default; /* max_window_layers where the key is absent */
+    int64_t     bos_default, eos_default; /* -1: none */
 };
 
 /* NULL when unknown.  fb_arch_names writes "llama, mistral, ..." for the message. */

@@ -35,7 +35,7 @@ void fb_adamw_split(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, floa
 void fb_split_f32(uint16_t *hi, int16_t *lo, const float *p, uint64_t n);
 void fb_join_f32(float *p, const uint16_t *hi, const int16_t *lo, uint64_t n);
 
-/* Which code runs: chosen once from the processor, or forced ("scalar", "avx2", "avx512"; config key
+/* Which code runs: chosen once from the processor, or forced ("scalar", "avx2", "avx512"; "auto" undoes it; config key
  * `update_kernel`).  false: unknown here or not supported by this processor. */
 bool        fb_adamw_select(const char *name);
 const char *fb_adamw_selected(void);

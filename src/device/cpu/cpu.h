@@ -23,16 +23,13 @@ static inline void *fb_cpu_scratch_of(const fb_cpu_scratch *s, uint32_t worker)
     return s->base + (uint64_t)worker * FB_CPU_SCRATCH_SIZE;
 }
 
-/* One line an operation; kernels.c walks it. */
-#define FB_CPU_KERNELS(X)                                                                                        \
-    X(matmul_nt) X(matmul_nn) X(matmul_tn) X(bias_grad) X(rms_norm) X(rms_norm_bwd) X(rope_qk) X(rope_qk_bwd)    \
-    X(attention) X(attention_bwd) X(swiglu) X(swiglu_bwd) X(gather_rows) X(scatter_rows) X(embed_grad)           \
-    X(cross_entropy) X(grad_out)
-
 #define FB_CPU_DECLARE(name) void fb_cpu_##name(fb_cpu_scratch *s, const fb_##name *a);
-FB_CPU_KERNELS(FB_CPU_DECLARE)
+FB_KERNEL_MAP(FB_CPU_DECLARE)
 #undef FB_CPU_DECLARE
 uint64_t fb_cpu_attention_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim);
+
+/* Keeps OpenBLAS to the calling thread: its own threading would change bits.  Once, before the first matmul. */
+void fb_cpu_blas_init(void);
 
 fb_status fb_cpu_open(fb_device **out, const fb_device_options *o, fb_error *err);
 

@@ -1,0 +1,221 @@
+/* main.c - the command.  It parses words, prints, and turns a status into an exit code; all else is the library's. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "forebay/forebay.h"
+
+static void say(void *ctx, fb_say_kind kind, const char *text)
+{
+    (void)ctx;
+    FILE *out = kind == FB_SAY_RESULT || kind == FB_SAY_TEXT ? stdout : stderr;
+    fprintf(out, "%s%s%s", kind == FB_SAY_WARNING ? "warning: " : "", text, kind == FB_SAY_TEXT ? "" : "\n");
+    fflush(out);
+}
+
+static const fb_sink terminal = { say, NULL };
+
+static int ended(fb_status st, const fb_error *err)
+{
+    if (st != FB_OK)
+        fprintf(stderr, "forebay: %s\n", err->msg);
+    return fb_status_exit_code(st);
+}
+
+/* ---- words ---- */
+
+typedef struct words {
+    const char *positional[2]; /* CONFIG, MODEL_DIR ... */
+    int         n_positional;
+    const char *overrides[256];
+    int         n_override;
+    bool        json;
+    unsigned    preview;
+} words;
+
+static fb_status usage(fb_error *err, const char *why, const char *what, const char *form)
+{
+    *err = (fb_error){ .status = FB_CONFIG };
+    snprintf(err->msg, sizeof err->msg, "%s%s%s; usage: forebay %s", why, *what ? " " : "", what, form);
+    return FB_CONFIG;
+}
+
+/* key=value: a name, then '='. */
+static bool is_override(const char *word)
+{
+    size_t n = strspn(word, "abcdefghijklmnopqrstuvwxyz0123456789_.");
+    return n && word[n] == '=';
+}
+
+static fb_status read_words(words *w, int argc, char **argv, int n_wanted, bool takes_json, bool takes_preview, const char *form, fb_error *err)
+{
+    *w = (words){ 0 };
+    for (int i = 0; i < argc; i++) {
+        const char *a = argv[i];
+        if (takes_json && !strcmp(a, "--json"))
+            w->json = true;
+        else if (takes_preview && !strcmp(a, "--preview")) {
+            char *end = NULL;
+            unsigned long n = i + 1 < argc ? strtoul(argv[++i], &end, 10) : 0;
+            if (!n || *end || n > 100000)
+                return usage(err, "--preview wants a number of rows, 1 to 100000", "", form);
+            w->preview = (unsigned)n;
+        } else if (a[0] == '-' && a[1])
+            return usage(err, "unknown option", a, form);
+        else if (w->n_positional < n_wanted)
+            w->positional[w->n_positional++] = a;
+        else if (is_override(a)) {
+            if (w->n_override == (int)(sizeof w->overrides / sizeof *w->overrides))
+                return usage(err, "too many settings", "", form);
+            w->overrides[w->n_override++] = a;
+        } else
+            return usage(err, "one word too many:", a, form);
+    }
+    return w->n_positional == n_wanted ? FB_OK : usage(err, "a word is missing", "", form);
+}
+
+/* ---- commands ---- */
+
+static fb_job *running;
+
+/* The first signal ends the run after its step; the second ends the process. */
+static void on_signal(int sig)
+{
+    fb_job_stop(running);
+    signal(sig, SIG_DFL);
+}
+
+static fb_status with_job(const words *w, fb_status (*act)(fb_job *j, const words *w, fb_error *err), fb_error *err)
+{
+    fb_job *j;
+    fb_status st = fb_job_open(&j, w->positional[0], w->overrides, w->n_override, &terminal, err);
+    if (st != FB_OK)
+        return st;
+    st = act(j, w, err);
+    fb_job_close(j);
+    return st;
+}
+
+static fb_status act_train(fb_job *j, const words *w, fb_error *err)
+{
+    (void)w;
+    running = j;
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
+    signal(SIGUSR1, on_signal);
+    fb_status st = fb_train(j, err);
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGUSR1, SIG_DFL);
+    running = NULL;
+    return st;
+}
+
+static fb_status act_eval(fb_job *j, const words *w, fb_error *err)
+{
+    double loss;
+    uint64_t n;
+    (void)w;
+    return fb_eval(j, &loss, &n, err);
+}
+
+static fb_status act_data(fb_job *j, const words *w, fb_error *err)
+{
+    return fb_data(j, w->preview, err);
+}
+
+static fb_status act_plan(fb_job *j, const words *w, fb_error *err)
+{
+    return fb_plan_report(j, w->json, err);
+}
+
+static fb_status run_train(const words *w, fb_error *err) { return with_job(w, act_train, err); }
+static fb_status run_eval(const words *w, fb_error *err) { return with_job(w, act_eval, err); }
+static fb_status run_data(const words *w, fb_error *err) { return with_job(w, act_data, err); }
+static fb_status run_plan(const words *w, fb_error *err) { return with_job(w, act_plan, err); }
+
+static fb_status run_inspect(const words *w, fb_error *err)
+{
+    return fb_inspect(w->positional[0], w->json, &terminal, err);
+}
+
+static fb_status run_generate(const words *w, fb_error *err)
+{
+    return fb_generate(w->positional[0], w->positional[1], w->overrides, w->n_override, &terminal, err);
+}
+
+static fb_status run_export(const words *w, fb_error *err)
+{
+    const char *dtype = NULL;
+    for (int i = 0; i < w->n_override; i++) {
+        if (strncmp(w->overrides[i], "save_dtype=", 11))
+            return usage(err, "export takes only save_dtype, not", w->overrides[i], "export CHECKPOINT DIR [save_dtype=...]");
+        dtype = w->overrides[i] + 11;
+    }
+    return fb_export(w->positional[0], w->positional[1], dtype, &terminal, err);
+}
+
+static fb_status run_doctor(const words *w, fb_error *err)
+{
+    if (w->n_override)
+        return usage(err, "doctor takes no settings", "", "doctor");
+    return fb_doctor(&terminal, err);
+}
+
+static const struct command {
+    const char *name, *form, *help;
+    int  n_positional;
+    bool json, preview;
+    fb_status (*run)(const words *w, fb_error *err);
+} commands[] = {
+    { "train",    "train CONFIG.yaml [key=value ...]",             "fine-tune or pre-train; the model ends in output_dir", 1, false, false, run_train },
+    { "data",     "data CONFIG.yaml [--preview N] [key=value ...]", "make the token shards, or show what would be learned", 1, false, true, run_data },
+    { "plan",     "plan CONFIG.yaml [--json] [key=value ...]",     "the byte ledger, before anything is allocated", 1, true, false, run_plan },
+    { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, true, false, run_inspect },
+    { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, false, false, run_eval },
+    { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, false, false, run_generate },
+    { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, false, false, run_export },
+    { "doctor",   "doctor",                                        "what this machine and installation can do", 0, false, false, run_doctor },
+};
+enum { N_COMMAND = sizeof commands / sizeof *commands };
+
+static int help(FILE *out)
+{
+    fprintf(out, "forebay %s: trains language models larger than the device's memory\n\n", fb_version());
+    for (int i = 0; i < N_COMMAND; i++)
+        fprintf(out, "  forebay %-52s %s\n", commands[i].form, commands[i].help);
+    fprintf(out, "  forebay %-52s %s\n", "help config", "every config key");
+    fprintf(out, "\nexit codes: 0 done, 1 failure, 2 usage or config, 3 bad model or data file, 4 does not fit, 5 not finite, "
+                 "75 stopped by a signal with a checkpoint saved\n");
+    return out == stdout ? 0 : 2;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return help(stderr);
+    const char *name = argv[1];
+    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
+        if (argc > 2 && !strcmp(argv[2], "config")) {
+            fb_config_help(&terminal);
+            return 0;
+        }
+        return help(stdout);
+    }
+    if (!strcmp(name, "--version") || !strcmp(name, "version")) {
+        printf("forebay %s\n", fb_version());
+        return 0;
+    }
+    for (int i = 0; i < N_COMMAND; i++) {
+        const struct command *c = &commands[i];
+        fb_error err = { 0 };
+        words w;
+        if (strcmp(name, c->name))
+            continue;
+        fb_status st = read_words(&w, argc - 2, argv + 2, c->n_positional, c->json, c->preview, c->form, &err);
+        return ended(st == FB_OK ? c->run(&w, &err) : st, &err);
+    }
+    fprintf(stderr, "forebay: '%s' is no command; see forebay help\n", name);
+    return 2;
+}

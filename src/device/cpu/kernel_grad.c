@@ -1,0 +1,57 @@
+/* kernel_grad.c - a finished gradient: rounded once into the dtype that travels, and its share of the squared norm. */
+#include <assert.h>
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/vec.h"
+
+enum { GRAD_TILE = 1 << 16, SQ_LANES = 32 };
+
+typedef struct grad_tiles {
+    const fb_grad_out *a;
+    double *sq; /* one a tile */
+} grad_tiles;
+
+/* The norm is that of the rounded values: they are what the optimizer sees. */
+FB_INLINE double grad_tile(const fb_grad_out *a, uint64_t first, uint64_t n, fb_dtype out)
+{
+    const float *acc = a->acc + first;
+    void *to = fb_at(a->out, out, first);
+    double lane[SQ_LANES] = { 0 };
+    uint64_t i = 0;
+    for (; i + SQ_LANES <= n; i += SQ_LANES)
+        for (int j = 0; j < SQ_LANES; j++) {
+            double v = fb_round_to(out, acc[i + j]);
+            lane[j] += v * v;
+        }
+    for (int j = 0; i + j < n; j++) {
+        double v = fb_round_to(out, acc[i + j]);
+        lane[j] += v * v;
+    }
+    fb_row_store(to, out, acc, n);
+    for (int half = SQ_LANES / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; j++)
+            lane[j] += lane[j + half];
+    return lane[0];
+}
+
+FB_VECTOR static void grad_task(void *ctx, uint64_t task, uint32_t worker)
+{
+    (void)worker;
+    const grad_tiles *g = ctx;
+    const fb_grad_out *a = g->a;
+    uint64_t first = task * GRAD_TILE, n = a->n - first < GRAD_TILE ? a->n - first : GRAD_TILE;
+    g->sq[task] = a->out_dtype == FB_F32 ? grad_tile(a, first, n, FB_F32) : grad_tile(a, first, n, FB_BF16);
+}
+
+/* The tiles' sums lie in the first worker's scratch, which every team has: room for 2^36 elements. */
+void fb_cpu_grad_out(fb_cpu_scratch *s, const fb_grad_out *a)
+{
+    uint64_t n_tile = a->n / GRAD_TILE + (a->n % GRAD_TILE != 0);
+    assert(n_tile <= FB_CPU_SCRATCH_SIZE / sizeof(double));
+    grad_tiles g = { .a = a, .sq = fb_cpu_scratch_of(s, 0) };
+    fb_team_run(s->team, n_tile, grad_task, &g);
+    double sum = 0;
+    for (uint64_t i = 0; i < n_tile; i++)
+        sum += g.sq[i];
+    *a->sq = a->accumulate ? *a->sq + sum : sum;
+}

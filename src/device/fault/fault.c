@@ -1,0 +1,236 @@
+#include "device/fault/fault.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "device/kernels.h"
+
+#define OP_MAP(X) X(alloc) X(pin) X(event_new) X(upload) X(download) X(fill_zero) X(record) X(wait) X(call) X(sync) FB_KERNEL_MAP(X)
+
+#define OP_ENUM(name) OP_##name,
+enum { OP_MAP(OP_ENUM) OP_COUNT };
+#define OP_NAME(name) #name,
+static const char *const op_names[] = { OP_MAP(OP_NAME) };
+
+typedef struct fault {
+    fb_device  device; /* first */
+    fb_device *inner;
+    uint64_t   random;
+    uint32_t   delay_us;
+    uint64_t   fail_at[OP_COUNT]; /* 0: never */
+    uint64_t   count[OP_COUNT];
+} fault;
+
+static fault *fault_of(fb_device *d)
+{
+    return (fault *)d;
+}
+
+static uint64_t next_random(fault *f) /* splitmix64: Steele, Lea, Flood 2014 */
+{
+    uint64_t z = f->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static fb_status strike(fault *f, int op, fb_error *err)
+{
+    if (++f->count[op] == f->fail_at[op])
+        return fb_fail(err, FB_DEVICE, "fault device: injected failure of %s, call %llu", op_names[op],
+                       (unsigned long long)f->count[op]);
+    return FB_OK;
+}
+
+static void sleep_us(void *arg, bool failed)
+{
+    uint64_t us = (uint64_t)(uintptr_t)arg;
+    struct timespec t = { (time_t)(us / 1000000), (long)(us % 1000000) * 1000 };
+    if (!failed)
+        nanosleep(&t, NULL);
+}
+
+static fb_status dawdle(fault *f, fb_stream s, fb_error *err)
+{
+    uint64_t r = next_random(f);
+    if (!f->delay_us || r % 4)
+        return FB_OK;
+    return f->inner->ops->call(f->inner, s, sleep_us, (void *)(uintptr_t)(r / 4 % (f->delay_us + 1)), err);
+}
+
+/* Strike or dawdle, then forward. */
+#define FORWARD(op, call_inner)                     \
+    fault *f = fault_of(d);                         \
+    fb_status st = strike(f, OP_##op, err);         \
+    return st != FB_OK ? st : f->inner->ops->call_inner
+
+static fb_status fault_alloc(fb_device *d, uint64_t size, void **out, fb_error *err)
+{
+    FORWARD(alloc, alloc)(f->inner, size, out, err);
+}
+
+static void fault_free(fb_device *d, void *mem)
+{
+    fault_of(d)->inner->ops->free(fault_of(d)->inner, mem);
+}
+
+static fb_status fault_pin(fb_device *d, void *host, uint64_t size, fb_error *err)
+{
+    FORWARD(pin, pin)(f->inner, host, size, err);
+}
+
+static void fault_unpin(fb_device *d, void *host)
+{
+    fault_of(d)->inner->ops->unpin(fault_of(d)->inner, host);
+}
+
+static fb_status fault_event_new(fb_device *d, fb_event **out, fb_error *err)
+{
+    FORWARD(event_new, event_new)(f->inner, out, err);
+}
+
+static void fault_event_free(fb_device *d, fb_event *e)
+{
+    fault_of(d)->inner->ops->event_free(fault_of(d)->inner, e);
+}
+
+static fb_status fault_upload(fb_device *d, fb_stream s, void *dst, const void *pinned, uint64_t size, fb_error *err)
+{
+    fb_status late = dawdle(fault_of(d), s, err);
+    if (late != FB_OK)
+        return late;
+    FORWARD(upload, upload)(f->inner, s, dst, pinned, size, err);
+}
+
+static fb_status fault_download(fb_device *d, fb_stream s, void *pinned, const void *src, uint64_t size, fb_error *err)
+{
+    fb_status late = dawdle(fault_of(d), s, err);
+    if (late != FB_OK)
+        return late;
+    FORWARD(download, download)(f->inner, s, pinned, src, size, err);
+}
+
+static fb_status fault_fill_zero(fb_device *d, fb_stream s, void *dst, uint64_t size, fb_error *err)
+{
+    FORWARD(fill_zero, fill_zero)(f->inner, s, dst, size, err);
+}
+
+static fb_status fault_record(fb_device *d, fb_stream s, fb_event *e, fb_error *err)
+{
+    FORWARD(record, record)(f->inner, s, e, err);
+}
+
+static fb_status fault_wait(fb_device *d, fb_stream s, fb_event *e, fb_error *err)
+{
+    FORWARD(wait, wait)(f->inner, s, e, err);
+}
+
+static fb_status fault_call(fb_device *d, fb_stream s, void (*fn)(void *arg, bool failed), void *arg, fb_error *err)
+{
+    FORWARD(call, call)(f->inner, s, fn, arg, err);
+}
+
+static fb_status fault_sync(fb_device *d, fb_stream s, fb_error *err)
+{
+    FORWARD(sync, sync)(f->inner, s, err);
+}
+
+static fb_status fault_event_wait_host(fb_device *d, fb_event *e, fb_error *err)
+{
+    return fault_of(d)->inner->ops->event_wait_host(fault_of(d)->inner, e, err);
+}
+
+static void fault_memory(fb_device *d, uint64_t *used, uint64_t *peak)
+{
+    fault_of(d)->inner->ops->memory(fault_of(d)->inner, used, peak);
+}
+
+static void fault_close(fb_device *d)
+{
+    fault_of(d)->inner->ops->close(fault_of(d)->inner);
+    free(d);
+}
+
+#define DEFINE_KERNEL(name)                                                              \
+    static fb_status fault_##name(fb_device *d, const fb_##name *a, fb_error *err)       \
+    {                                                                                    \
+        fault *f = fault_of(d);                                                          \
+        fb_status st = strike(f, OP_##name, err);                                        \
+        if (st == FB_OK)                                                                 \
+            st = dawdle(f, FB_STREAM_COMPUTE, err);                                      \
+        return st != FB_OK ? st : f->inner->kernels->name(f->inner, a, err);             \
+    }
+FB_KERNEL_MAP(DEFINE_KERNEL)
+
+static uint64_t fault_attention_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim);
+
+#define TABLE_ENTRY(name) .name = fault_##name,
+static fb_kernels fault_kernels = { FB_KERNEL_MAP(TABLE_ENTRY) .attention_scratch = fault_attention_scratch };
+
+static const fb_kernels *wrapped_kernels; /* the default back end's; the same for every fault device */
+
+static uint64_t fault_attention_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
+{
+    return wrapped_kernels->attention_scratch(t_max, n_head, head_dim);
+}
+
+static const fb_device_ops fault_ops = {
+    .name = "fault",
+    .alloc = fault_alloc, .free = fault_free, .pin = fault_pin, .unpin = fault_unpin,
+    .event_new = fault_event_new, .event_free = fault_event_free,
+    .upload = fault_upload, .download = fault_download, .fill_zero = fault_fill_zero,
+    .record = fault_record, .wait = fault_wait, .call = fault_call, .sync = fault_sync,
+    .event_wait_host = fault_event_wait_host, .memory = fault_memory, .close = fault_close,
+};
+
+static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
+{
+    char word[64];
+    while (*spec) {
+        size_t n = strcspn(spec, ",");
+        if (n >= sizeof word)
+            return fb_fail(err, FB_CONFIG, "backend fault: a word of the spec is longer than %zu characters", sizeof word - 1);
+        memcpy(word, spec, n);
+        word[n] = 0;
+        spec += n + (spec[n] == ',');
+        char op[32];
+        unsigned long long value;
+        if (sscanf(word, "seed=%llu", &value) == 1)
+            f->random = value;
+        else if (sscanf(word, "delay=%llu", &value) == 1 && value <= 1000000)
+            f->delay_us = (uint32_t)value;
+        else if (sscanf(word, "fail=%31[a-z0-9_]:%llu", op, &value) == 2 && value) {
+            int i = 0;
+            while (i < OP_COUNT && strcmp(op, op_names[i]))
+                i++;
+            if (i == OP_COUNT)
+                return fb_fail(err, FB_CONFIG, "backend fault: '%s' is no operation of a device", op);
+            f->fail_at[i] = value;
+        } else
+            return fb_fail(err, FB_CONFIG, "backend fault: '%s' is not seed=N, delay=MICROS (up to 1000000) or fail=OP:N", word);
+    }
+    return FB_OK;
+}
+
+fb_status fb_fault_open(fb_device **out, const fb_device_options *o, const char *spec, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fault *f = calloc(1, sizeof *f);
+    if (!f)
+        return fb_fail(err, FB_NOMEM, "fault device: no memory");
+    f->random = 1;
+    f->device.ops = &fault_ops;
+    f->device.kernels = &fault_kernels;
+    FB_TRY(parse_spec(f, spec, err));
+    fb_device_options inner = *o;
+    inner.backend = "auto";
+    FB_TRY(fb_device_open(&f->inner, &inner, err));
+    wrapped_kernels = f->inner->kernels;
+    *out = &f->device;
+    f = NULL;
+done:
+    free(f);
+    return st;
+}

@@ -1,0 +1,291 @@
+#include "io/shard.h"
+
+#include "io/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors data is little-endian, and is used in place");
+
+/* The limit of the reference reader: a header that claims more is an attack, not a model. */
+static const uint64_t header_size_max = 100 * 1000 * 1000;
+
+struct fb_shard {
+    char             *path;
+    unsigned char    *map;
+    uint64_t          map_size;
+    json_t           *header;   /* owns the names */
+    fb_tensor        *tensors;  /* in order of data */
+    const fb_tensor **by_name;  /* sorted */
+    uint32_t          n_tensor;
+};
+
+#define BAD(s, ...) fb_fail_file(err, FB_INPUT, (s)->path, __VA_ARGS__)
+
+static fb_status shard_map(fb_shard *s, fb_error *err)
+{
+    struct stat info;
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return errno == ENOENT ? BAD(s, "there is no such file") : BAD(s, "cannot be opened: %s", strerror(errno));
+    fb_status st = FB_OK;
+    if (fstat(fd, &info) != 0)
+        st = BAD(s, "cannot be examined: %s", strerror(errno));
+    else if (!S_ISREG(info.st_mode))
+        st = BAD(s, "is %s, a safetensors file is needed", S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+    else if (info.st_size == 0)
+        st = BAD(s, "is empty, a safetensors file has at least 10 bytes");
+    else if (info.st_size < 10)
+        st = BAD(s, "is %lld bytes long, a safetensors file has at least 10", (long long)info.st_size);
+    else {
+        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED)
+            st = BAD(s, "cannot be mapped: %s", strerror(errno));
+        else {
+            s->map = map;
+            s->map_size = (uint64_t)info.st_size;
+        }
+    }
+    close(fd);
+    return st;
+}
+
+/* Every dtype of the format, so that "not for us" and "not in the format" read differently. */
+static const char *const foreign_dtypes[] = { "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F64", "C64",
+                                              "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0",
+                                              "F8_E4M3FNUZ", "F8_E5M2FNUZ" };
+
+static fb_status parse_dtype(const fb_shard *s, fb_tensor *t, const json_t *value, fb_error *err)
+{
+    const char *text = json_string_value(value);
+    if (!text)
+        return BAD(s, "tensor '%.96s' has no dtype; expected a string such as \"BF16\"", t->name);
+    for (fb_dtype d = 0; d < FB_DTYPE_COUNT; d++)
+        if (strcmp(text, fb_dtype_str(d)) == 0) {
+            t->dtype = d;
+            return FB_OK;
+        }
+    for (size_t i = 0; i < FB_COUNT(foreign_dtypes); i++)
+        if (strcmp(text, foreign_dtypes[i]) == 0)
+            return BAD(s, "tensor '%.96s' is %s; forebay reads F32, F16 and BF16, so convert the checkpoint first", t->name,
+                       text);
+    return BAD(s, "tensor '%.96s' has the unknown dtype '%.32s'; expected F32, F16 or BF16", t->name, text);
+}
+
+/* Fills rank, shape and size. */
+static fb_status parse_shape(const fb_shard *s, fb_tensor *t, const json_t *value, fb_error *err)
+{
+    if (!json_is_array(value))
+        return BAD(s, "tensor '%.96s' has no shape; expected a list of integers", t->name);
+    size_t rank = json_array_size(value);
+    if (rank > FB_RANK_MAX)
+        return BAD(s, "tensor '%.96s' has %zu dimensions, at most %d are read", t->name, rank, FB_RANK_MAX);
+    t->rank = (uint32_t)rank;
+    t->size = fb_dtype_size(t->dtype);
+    for (size_t i = 0; i < rank; i++) {
+        const json_t *dim = json_array_get(value, i);
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
+            return BAD(s, "dimension %zu of tensor '%.96s' is not an integer of at least 0", i, t->name);
+        t->shape[i] = (uint64_t)json_integer_value(dim);
+        if (__builtin_mul_overflow(t->size, t->shape[i], &t->size))
+            return BAD(s, "the shape of tensor '%.96s' multiplies to more bytes than 64 bits can count", t->name);
+    }
+    return FB_OK;
+}
+
+/* Fills data; body is where data_offsets count from. */
+static fb_status parse_range(const fb_shard *s, fb_tensor *t, const json_t *value, uint64_t body, fb_error *err)
+{
+    const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
+    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last) || json_integer_value(first) < 0 ||
+        json_integer_value(last) < 0)
+        return BAD(s, "the data_offsets of tensor '%.96s' are not two integers of at least 0", t->name);
+    uint64_t begin = (uint64_t)json_integer_value(first), end = (uint64_t)json_integer_value(last);
+    uint64_t body_size = s->map_size - body;
+    if (begin > end)
+        return BAD(s, "tensor '%.96s' ends at %llu, before its start at %llu", t->name, (unsigned long long)end,
+                   (unsigned long long)begin);
+    if (end > body_size)
+        return BAD(s, "tensor '%.96s' ends at byte %llu of the data, the file holds %llu; it was truncated", t->name,
+                   (unsigned long long)end, (unsigned long long)body_size);
+    if (end - begin != t->size)
+        return BAD(s, "tensor '%.96s' has %llu bytes of data, its dtype and shape need %llu", t->name,
+                   (unsigned long long)(end - begin), (unsigned long long)t->size);
+    t->data = s->map + body + begin;
+    return FB_OK;
+}
+
+static fb_status check_metadata(const fb_shard *s, json_t *metadata, fb_error *err)
+{
+    const char *key;
+    json_t     *value;
+    if (!json_is_object(metadata))
+        return BAD(s, "__metadata__ is not an object");
+    json_object_foreach(metadata, key, value)
+        if (!json_is_string(value))
+            return BAD(s, "__metadata__ key '%.96s' is not a string", key);
+    return FB_OK;
+}
+
+static int compare_data(const void *a, const void *b)
+{
+    const fb_tensor *x = a, *y = b;
+    if (x->data != y->data)
+        return (const char *)x->data < (const char *)y->data ? -1 : 1;
+    if (x->size != y->size) /* an empty tensor goes before the one that starts where it lies */
+        return x->size < y->size ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static int compare_name(const void *a, const void *b)
+{
+    return strcmp((*(const fb_tensor *const *)a)->name, (*(const fb_tensor *const *)b)->name);
+}
+
+static int compare_key(const void *key, const void *item)
+{
+    return strcmp(key, (*(const fb_tensor *const *)item)->name);
+}
+
+/* The ranges must tile the data: the format forbids overlaps and holes. */
+static fb_status check_tiling(const fb_shard *s, uint64_t body, fb_error *err)
+{
+    const unsigned char *expect = s->map + body, *end = s->map + s->map_size;
+    for (uint32_t i = 0; i < s->n_tensor; i++) {
+        const fb_tensor     *t = &s->tensors[i];
+        const unsigned char *begin = t->data;
+        if (begin < expect)
+            return BAD(s, "tensors '%.96s' and '%.96s' overlap; each byte belongs to one tensor", s->tensors[i - 1].name,
+                       t->name);
+        if (begin > expect)
+            return BAD(s, "%llu bytes before tensor '%.96s' belong to no tensor; the format allows no holes",
+                       (unsigned long long)(begin - expect), t->name);
+        expect = begin + t->size;
+    }
+    if (expect != end)
+        return BAD(s, "%llu bytes at the end belong to no tensor; the format allows no holes",
+                   (unsigned long long)(end - expect));
+    return FB_OK;
+}
+
+static fb_status parse_json(fb_shard *s, uint64_t size, fb_error *err)
+{
+    json_error_t why;
+    s->header = json_loadb((const char *)s->map + 8, size, JSON_REJECT_DUPLICATES, &why);
+    if (!s->header && json_error_code(&why) == json_error_duplicate_key)
+        return BAD(s, "a name stands twice in the header (%.120s); names must be unique", why.text);
+    if (!s->header)
+        return BAD(s, "the header is not JSON: %.120s (byte %d)", why.text, why.position);
+    if (!json_is_object(s->header))
+        return BAD(s, "the header is not a JSON object of tensors");
+    if (s->map[8] != '{')
+        return BAD(s, "the header does not begin with '{', as the format demands");
+    return FB_OK;
+}
+
+static fb_status shard_parse(fb_shard *s, fb_error *err)
+{
+    uint64_t header_size;
+    memcpy(&header_size, s->map, sizeof header_size);
+    if (header_size > header_size_max)
+        return BAD(s, "claims a header of %llu bytes, at most %llu are read", (unsigned long long)header_size,
+                   (unsigned long long)header_size_max);
+    if (header_size > s->map_size - 8)
+        return BAD(s, "claims a header of %llu bytes but holds only %llu after its length; it was truncated",
+                   (unsigned long long)header_size, (unsigned long long)(s->map_size - 8));
+    fb_status st = parse_json(s, header_size, err);
+    if (st != FB_OK)
+        return st;
+
+    size_t n = json_object_size(s->header); /* under header_size_max, so it fits 32 bits */
+    s->tensors = calloc(n + 1, sizeof *s->tensors);
+    s->by_name = calloc(n + 1, sizeof *s->by_name);
+    if (!s->tensors || !s->by_name)
+        return fb_fail_file(err, FB_NOMEM, s->path, "no memory for a table of %zu tensors", n);
+
+    const char *name;
+    json_t     *entry;
+    uint64_t    body = 8 + header_size;
+    json_object_foreach(s->header, name, entry) {
+        if (strcmp(name, "__metadata__") == 0) {
+            FB_TRY(check_metadata(s, entry, err));
+            continue;
+        }
+        fb_tensor *t = &s->tensors[s->n_tensor];
+        t->name = name;
+        if (!json_is_object(entry))
+            return BAD(s, "the entry of tensor '%.96s' is not an object with dtype, shape and data_offsets", name);
+        FB_TRY(parse_dtype(s, t, json_object_get(entry, "dtype"), err));
+        FB_TRY(parse_shape(s, t, json_object_get(entry, "shape"), err));
+        FB_TRY(parse_range(s, t, json_object_get(entry, "data_offsets"), body, err));
+        s->n_tensor++;
+    }
+    qsort(s->tensors, s->n_tensor, sizeof *s->tensors, compare_data);
+    FB_TRY(check_tiling(s, body, err));
+    for (uint32_t i = 0; i < s->n_tensor; i++)
+        s->by_name[i] = &s->tensors[i];
+    qsort(s->by_name, s->n_tensor, sizeof *s->by_name, compare_name);
+done:
+    return st;
+}
+
+fb_status fb_shard_open(fb_shard **out, const char *path, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_shard *s = calloc(1, sizeof *s);
+    if (!s || !(s->path = strdup(path))) {
+        free(s);
+        return fb_fail_file(err, FB_NOMEM, path, "no memory for a shard handle");
+    }
+    FB_TRY(shard_map(s, err));
+    FB_TRY(shard_parse(s, err));
+    *out = s;
+    s = NULL;
+done:
+    fb_shard_close(s);
+    return st;
+}
+
+void fb_shard_close(fb_shard *s)
+{
+    if (!s)
+        return;
+    if (s->map)
+        munmap(s->map, s->map_size);
+    json_decref(s->header);
+    free(s->tensors);
+    free(s->by_name);
+    free(s->path);
+    free(s);
+}
+
+const fb_tensor *fb_shard_find(const fb_shard *s, const char *name)
+{
+    const fb_tensor *const *found = bsearch(name, s->by_name, s->n_tensor, sizeof *s->by_name, compare_key);
+    return found ? *found : NULL;
+}
+
+uint32_t fb_shard_count(const fb_shard *s)
+{
+    return s->n_tensor;
+}
+
+const fb_tensor *fb_shard_at(const fb_shard *s, uint32_t i)
+{
+    return i < s->n_tensor ? &s->tensors[i] : NULL;
+}
+
+const char *fb_shard_path(const fb_shard *s)
+{
+    return s->path;
+}
+
+const char *fb_shard_metadata(const fb_shard *s, const char *key)
+{
+    return json_string_value(json_object_get(json_object_get(s->header, "__metadata__"), key));
+}

@@ -1,0 +1,180 @@
+#include "plan/plan.h"
+
+#include <stdio.h>
+
+/* Logits of this many bytes at a time keep the head's products efficient and the scratch small; rows are a power of
+ * two that depends on the vocabulary alone, because the cut is part of the sums. */
+static const uint64_t LOGITS_SIZE = 64u << 20;
+/* fb_grad_out sums the norm over tiles of so many elements. */
+static const uint64_t NORM_TILE = 64u << 10;
+enum { LOSS_ROWS_MIN = 32, LOSS_ROWS_MAX = 4096, SLAB_COUNT = 4 };
+/* Slabs smaller than a block keep the host's share small; large enough that a copy runs at the link's rate. */
+static const uint64_t SLAB_ELEMS_MAX = 16u << 20;
+
+static uint64_t pad(uint64_t size)
+{
+    return (size + 255) / 256 * 256;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void set_device_names(fb_plan *p)
+{
+#define NAME_D(name_, text) p->device[FB_DEV_##name_].name = text;
+#define NAME_H(name_, text) p->host[FB_HOST_##name_].name = text;
+    FB_PLAN_DEVICE_MAP(NAME_D)
+    FB_PLAN_HOST_MAP(NAME_H)
+}
+
+static uint32_t loss_rows(uint32_t vocab, uint32_t t_max)
+{
+    uint32_t rows = LOSS_ROWS_MIN;
+    while (rows < LOSS_ROWS_MAX && (uint64_t)rows * 2 * vocab * sizeof(float) <= LOGITS_SIZE)
+        rows *= 2;
+    return (uint32_t)min_u64(rows, max_u64(t_max, 1));
+}
+
+/* Sizes for a given number of passes. */
+static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
+{
+    const fb_manifest *m = r->manifest;
+    const fb_model_config *c = &m->cfg;
+    const fb_block_desc *embed = &m->blocks[0], *final = &m->blocks[m->n_block - 1];
+    fb_layer_shape shape = { c, r->act, r->attention_scratch };
+    uint64_t act = fb_dtype_size(r->act), grad = act, t = p->t_max;
+    bool copied = fb_plan_grad_copied(r->act);
+
+    p->n_pass = n_pass;
+    p->micro_per_pass = (r->n_micro + n_pass - 1) / n_pass;
+    uint64_t k = p->micro_per_pass, n_layer = c->n_layer;
+    p->slot_size = pad(m->extent_max_layer * act);
+    p->head_size = pad(final->extent * act) + (c->tied ? pad(embed->extent * act) : 0);
+    p->input_size = pad(t * c->hidden * act);
+    p->saved_size = r->train ? fb_layer_saved_size(&shape, r->recompute, t) : 0;
+    p->acc_size = pad(m->extent_max_layer * sizeof(float));
+    p->n_acc = copied ? 1 : 2;
+    /* whole norm tiles, so that where a large block is cut changes no sum */
+    p->out_elems = min_u64((m->extent_max_layer + NORM_TILE - 1) / NORM_TILE * NORM_TILE, 4 * SLAB_ELEMS_MAX);
+    p->slab_elems = min_u64(SLAB_ELEMS_MAX, max_u64(m->extent_max_layer, c->tied ? embed->extent : final->extent));
+    p->n_slab = SLAB_COUNT;
+    p->meta_size = r->meta_size(p->t_max);
+    p->n_rope = c->rope.type == FB_ROPE_DYNAMIC ? p->micro_per_pass : 1;
+    uint64_t rope_len = max_u64(r->row_len, r->cache_len);
+    p->rope_size = 2 * pad(rope_len * (c->head_dim / 2) * sizeof(float));
+    p->cache_k_offset = fb_value_size(&shape, FB_V_QKV, r->cache_len);
+    p->cache_size = p->cache_k_offset + fb_value_size(&shape, FB_V_K, r->cache_len);
+    uint64_t logits = pad((uint64_t)p->loss_rows * c->vocab * sizeof(float));
+    uint64_t loss_hidden = pad(t * c->hidden * act), rstd = pad(t * sizeof(float));
+    uint64_t table = c->tied ? embed->extent : max_u64(embed->extent, final->extent);
+    fb_recompute policy = r->train ? r->recompute : FB_RECOMPUTE_FULL;
+
+    uint64_t d[FB_DEV_COUNT] = {
+        [FB_DEV_SLOTS] = p->slots * p->slot_size,
+        [FB_DEV_HEAD_SLOT] = p->head_size,
+        [FB_DEV_INPUTS] = p->input_size * k * (r->train ? n_layer + 1 : 2),
+        [FB_DEV_SAVED] = p->saved_size * k * n_layer,
+        [FB_DEV_SCRATCH] = r->train ? fb_layer_scratch_size(&shape, policy, t) : fb_layer_temporaries_at(&shape, policy, t).d_act,
+        /* logits; in bf16 their gradient too; hidden rows before and after the norm, and their gradients */
+        [FB_DEV_LOSS] = logits + (r->train && copied ? pad((uint64_t)p->loss_rows * c->vocab * act) : 0)
+                        + loss_hidden * (r->train ? 3 : 2) + rstd,
+        [FB_DEV_META] = p->meta_size * k,
+        [FB_DEV_ROPE] = p->rope_size * p->n_rope,
+        [FB_DEV_CACHE] = n_layer * p->cache_size,
+        [FB_DEV_SUMS] = pad(sizeof(double) * (m->n_block + 1)),
+    };
+    if (r->train) {
+        d[FB_DEV_DX] = p->input_size * k;
+        d[FB_DEV_ACC] = p->n_acc * p->acc_size;
+        d[FB_DEV_TABLE_ACC] = pad(table * sizeof(float));
+        d[FB_DEV_FINAL_ACC] = c->tied ? pad(final->extent * sizeof(float)) : 0;
+        d[FB_DEV_GRAD_OUT] = copied ? pad(p->out_elems * grad) : 0;
+    }
+    p->device_bytes = 0;
+    for (int i = 0; i < FB_DEV_COUNT; i++) {
+        p->device[i].offset = p->device_bytes;
+        p->device[i].size = d[i];
+        p->device_bytes += d[i];
+    }
+
+    uint64_t n = m->extent, moments = r->train ? 4 * n : 0;
+    uint64_t h[FB_HOST_COUNT] = {
+        [FB_HOST_WEIGHTS] = act * n,
+        [FB_HOST_REMAINDERS] = r->train && copied ? 2 * n : 0,
+        [FB_HOST_M] = moments, [FB_HOST_V] = moments,
+        [FB_HOST_GRADIENTS] = r->train && r->clip ? grad * n : 0,
+        [FB_HOST_ACCUMULATORS] = r->train && n_pass > 1 && (copied || !r->clip) ? sizeof(float) * n : 0,
+        [FB_HOST_SLABS] = r->train && !r->clip ? p->n_slab * pad(p->slab_elems * grad) : 0,
+        [FB_HOST_STAGING] = 2 * p->input_size,
+        [FB_HOST_BATCH] = p->meta_size * r->n_micro + p->rope_size * (c->rope.type == FB_ROPE_DYNAMIC ? r->n_micro : 1),
+        [FB_HOST_RUNTIME] = r->runtime_bytes,
+    };
+    p->host_bytes = 0;
+    for (int i = 0; i < FB_HOST_COUNT; i++) {
+        p->host[i].size = h[i];
+        p->host_bytes += h[i];
+    }
+}
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / 0x1p20;
+}
+
+/* The key whose change frees the most of what the user can do without. */
+static void remedy(char *buf, size_t size, const fb_plan *p, const fb_plan_request *r)
+{
+    char *at = buf;
+    const char *end = buf + size;
+    *at = 0;
+#define SAY(...) do { int n_ = snprintf(at, (size_t)(end - at), __VA_ARGS__); at += n_ > 0 && n_ < end - at ? n_ : 0; } while (0)
+    SAY("raise hbm_budget");
+    if (p->slots > 2)
+        SAY(", lower slots (%u)", p->slots);
+    if (r->train && r->recompute != FB_RECOMPUTE_FULL)
+        SAY(", set recompute: full");
+    if (r->micro_rows > 1)
+        SAY(", lower micro_batch (%u)", r->micro_rows);
+    SAY(" or lower cutoff_len (%u)", r->row_len);
+#undef SAY
+}
+
+fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, fb_error *err)
+{
+    fb_plan p = { .slots = r->slots };
+    set_device_names(&p);
+    uint64_t t = (uint64_t)r->row_len * r->micro_rows;
+    if (t == 0 || t > INT32_MAX / 2)
+        return fb_fail(err, FB_CONFIG, "plan: a micro-batch of %u rows of %u tokens has %llu tokens, 1 to %d are possible",
+                       r->micro_rows, r->row_len, (unsigned long long)t, INT32_MAX / 2);
+    p.t_max = (uint32_t)t;
+    if (p.slots > r->manifest->cfg.n_layer)
+        p.slots = r->manifest->cfg.n_layer;
+    p.loss_rows = loss_rows(r->manifest->cfg.vocab, p.t_max);
+
+    /* The fewest passes that fit: each further pass reads all weights once more. */
+    lay_out(&p, r, 1);
+    for (uint32_t n_pass = 2; r->train && r->hbm_budget && p.device_bytes > r->hbm_budget && n_pass <= r->n_micro; n_pass++)
+        lay_out(&p, r, n_pass);
+    *out = p;
+    if (r->hbm_budget && p.device_bytes > r->hbm_budget) {
+        char how[200];
+        remedy(how, sizeof how, &p, r);
+        return fb_fail(err, FB_NOFIT, "plan: the device needs %.1f MiB, hbm_budget allows %.1f MiB, %.1f MiB are short; %s",
+                       mib(p.device_bytes), mib(r->hbm_budget), mib(p.device_bytes - r->hbm_budget), how);
+    }
+    uint64_t host = p.host_bytes + (r->unified ? p.device_bytes : 0);
+    if (r->ram_budget && host > r->ram_budget)
+        return fb_fail(err, FB_NOFIT, "plan: host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; "
+                       "raise ram_budget%s or take a smaller model", mib(host), r->unified ? " (device arena included)" : "",
+                       mib(r->ram_budget), mib(host - r->ram_budget),
+                       r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "");
+    return FB_OK;
+}

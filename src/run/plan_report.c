@@ -1,0 +1,82 @@
+/* plan_report.c - `forebay plan`: the byte ledger of a config, before anything is allocated. */
+#include <jansson.h>
+#include <stdlib.h>
+
+#include "run/dataset.h"
+#include "run/job.h"
+#include "run/session.h"
+#include "run/sink.h"
+
+static json_t *ledger(const fb_region *r, int n)
+{
+    json_t *o = json_object();
+    for (int i = 0; i < n; i++)
+        if (r[i].size)
+            json_object_set_new(o, r[i].name, json_integer((json_int_t)r[i].size));
+    return o;
+}
+
+static fb_status report_json(const fb_session *s, const fb_error *short_of, const fb_sink *sink, fb_error *err)
+{
+    const fb_plan *p = &s->plan;
+    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:n, s:o, s:o, s:i, s:i, s:i}", "fits", short_of == NULL,
+        "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
+        (json_int_t)p->device_bytes, "step_seconds", "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
+        "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    if (!text)
+        return fb_fail(err, FB_NOMEM, "plan: no memory for the report");
+    fb_say(sink, FB_SAY_RESULT, "%s", text);
+    free(text);
+    return FB_OK;
+}
+
+static void report_side(const char *title, const fb_region *r, int n, uint64_t total, const fb_sink *sink)
+{
+    fb_say(sink, FB_SAY_RESULT, "%s", title);
+    for (int i = 0; i < n; i++)
+        if (r[i].size)
+            fb_say(sink, FB_SAY_RESULT, "  %-32s %12.1f MiB", r[i].name, (double)r[i].size / 0x1p20);
+    fb_say(sink, FB_SAY_RESULT, "  %-32s %12.1f MiB", "in all", (double)total / 0x1p20);
+}
+
+static void report_text(const fb_session *s, const fb_options *o, const fb_sink *sink)
+{
+    const fb_manifest *m = &s->manifest;
+    const fb_plan *p = &s->plan;
+    fb_say(sink, FB_SAY_RESULT, "%s: %.1f M parameters in %u layers, %s; %.1f bytes a parameter in host memory", m->cfg.arch->hf_name,
+           (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act),
+           (double)(p->host[FB_HOST_WEIGHTS].size + p->host[FB_HOST_REMAINDERS].size + p->host[FB_HOST_M].size
+                    + p->host[FB_HOST_V].size + p->host[FB_HOST_GRADIENTS].size) / (double)m->n_weight);
+    fb_say(sink, FB_SAY_RESULT, "%u of %u layers have a slot; %u micro-batches of at most %u tokens in %u pass%s a step; clipping %s",
+           p->slots, m->cfg.n_layer, p->micro_per_pass * p->n_pass, p->t_max, p->n_pass, p->n_pass > 1 ? "es" : "",
+           o->max_grad_norm > 0 ? "exact" : "off");
+    report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, sink);
+    report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, sink);
+}
+
+fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
+{
+    static const char *const needed[] = { "model_name_or_path" };
+    fb_status st = FB_OK;
+    fb_error short_of;
+    const fb_options *o = &j->options;
+    fb_session s = { 0 };
+    fb_session_request r = { .options = o, .model_dir = o->model_name_or_path, .train = true, .row_len = o->cutoff_len };
+    uint32_t rows_per_step;
+    FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
+    fb_session_batch(o, &rows_per_step, &r.micro_rows, &r.n_micro);
+    st = fb_session_plan(&s, &r, &short_of);
+    if (st != FB_OK && st != FB_NOFIT)
+        FB_TRY(fb_fail(err, st, "%s", short_of.msg));
+    bool fits = st == FB_OK;
+    if (json)
+        FB_TRY(report_json(&s, fits ? NULL : &short_of, &j->sink, err));
+    else
+        report_text(&s, o, &j->sink);
+    st = fits ? FB_OK : fb_fail(err, FB_NOFIT, "%s", short_of.msg);
+done:
+    fb_session_close(&s);
+    return st;
+}

@@ -1,0 +1,103 @@
+#include "run/session.h"
+
+#include <stdio.h>
+
+#include "base/memory.h"
+#include "device/cpu/cpu.h"
+#include "io/file.h"
+
+/* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
+static const uint64_t RUNTIME_BYTES = 16u << 20;
+
+void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro)
+{
+    *rows_per_step = o->per_device_train_batch_size * o->gradient_accumulation_steps;
+    *micro_rows = o->micro_batch != FB_AUTO ? o->micro_batch : o->per_device_train_batch_size;
+    if (*micro_rows > *rows_per_step)
+        *micro_rows = *rows_per_step;
+    *n_micro = (*rows_per_step + *micro_rows - 1) / *micro_rows;
+}
+
+fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_options *o = r->options;
+    *s = (fb_session){ .unified = true };
+    FB_TRY(fb_manifest_read(&s->manifest, r->model_dir, err));
+    FB_TRY(fb_shard_set_open(&s->shards, r->model_dir, err));
+    FB_TRY(fb_manifest_check(&s->manifest, s->shards, err));
+    s->act = o->compute_dtype == FB_DTYPE_AUTO ? FB_F32 : (fb_dtype)o->compute_dtype;
+    const fb_model_config *c = &s->manifest.cfg;
+    uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
+    fb_plan_request p = {
+        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .recompute = (fb_recompute)o->recompute,
+        .slots = o->slots, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
+        .unified = s->unified, .attention_scratch = fb_cpu_attention_scratch(r->row_len * r->micro_rows, c->n_head, c->head_dim),
+        .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE,
+        .hbm_budget = o->hbm_budget, .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
+    };
+    FB_TRY(fb_plan_build(&s->plan, &p, err));
+done:
+    if (st != FB_OK && st != FB_NOFIT)
+        fb_session_close(s);
+    return st;
+}
+
+fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_options *o = r->options;
+    uint32_t n_core = fb_core_count();
+    if (!fb_adamw_select(o->update_kernel))
+        FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
+    FB_TRY(fb_team_new(&s->team, n_core, "host", err));
+    FB_TRY(fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
+        .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .inline_run = !o->overlap }, err));
+    FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->act, s->device, s->team, err));
+    FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
+    fb_shard_set_close(s->shards);
+    s->shards = NULL;
+    FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
+        .team = s->team, .act = s->act, .recompute = (fb_recompute)o->recompute, .train = r->train,
+        .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,
+        .update_threads = o->update_threads ? o->update_threads : n_core }, err));
+done:
+    if (st != FB_OK)
+        fb_session_close(s);
+    return st;
+}
+
+void fb_session_close(fb_session *s)
+{
+    fb_engine_free(s->engine);
+    if (s->state.device)
+        fb_state_deinit(&s->state);
+    if (s->device)
+        s->device->ops->close(s->device);
+    fb_team_free(s->team);
+    fb_shard_set_close(s->shards);
+    fb_manifest_free(&s->manifest);
+    *s = (fb_session){ 0 };
+}
+
+fb_session_memory fb_session_measure(const fb_session *s)
+{
+    fb_session_memory held;
+    uint64_t now;
+    s->device->ops->memory(s->device, &now, &held.device);
+    held.host = fb_memory_resident();
+    if (s->unified)
+        held.host -= held.host > now ? now : held.host;
+    return held;
+}
+
+fb_status fb_session_write_memory(const fb_session *s, const char *dir, fb_error *err)
+{
+    fb_session_memory held = fb_session_measure(s);
+    char path[FB_PATH_SIZE], text[512];
+    int n = snprintf(text, sizeof text, "{\n  \"device\": {\"planned\": %llu, \"measured\": %llu},\n"
+                     "  \"host\": {\"planned\": %llu, \"measured\": %llu}\n}\n", (unsigned long long)s->plan.device_bytes,
+                     (unsigned long long)held.device, (unsigned long long)s->plan.host_bytes, (unsigned long long)held.host);
+    fb_status st = fb_path_join(path, sizeof path, dir, "memory.json", err);
+    return st != FB_OK ? st : fb_file_write_atomic(path, text, (uint64_t)n, err);
+}

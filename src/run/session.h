@@ -1,0 +1,51 @@
+/* session.h - everything a job holds open: model, plan, device, state, engine.
+ *
+ * Opened in the order in which data flows, and nothing large is allocated before the plan has been accepted.
+ * Threads: one. */
+#ifndef FB_RUN_SESSION_H
+#define FB_RUN_SESSION_H
+
+#include "config/options.h"
+#include "train/engine.h"
+
+/* What a session is for, and the batch it must hold. */
+typedef struct fb_session_request {
+    const fb_options *options;
+    const char *model_dir;
+    bool        train;
+    uint32_t    row_len, micro_rows, n_micro;
+    uint32_t    cache_len; /* generate: tokens of the key-value cache */
+} fb_session_request;
+
+typedef struct fb_session {
+    fb_manifest   manifest;
+    fb_shard_set *shards;  /* closed once the weights are in place */
+    fb_dtype      act;
+    fb_plan       plan;
+    fb_device    *device;
+    fb_team      *team;
+    fb_state      state;
+    fb_engine    *engine;
+    bool          unified;
+} fb_session;
+
+/* Reads the model's tables and plans; opens no device, allocates no state.  FB_NOFIT as fb_plan_build: manifest and
+ * plan can then still be looked at. */
+fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
+/* After fb_session_plan: device, state with the checkpoint's weights, engine. */
+fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err);
+void      fb_session_close(fb_session *s); /* a zeroed struct is fine */
+
+/* What is really taken: host bytes held now (anonymous pages, without a unified device's arena), device bytes at most. */
+typedef struct fb_session_memory {
+    uint64_t host, device;
+} fb_session_memory;
+
+fb_session_memory fb_session_measure(const fb_session *s);
+/* DIR/memory.json: planned and measured bytes of either side. */
+fb_status fb_session_write_memory(const fb_session *s, const char *dir, fb_error *err);
+
+/* Rows in a step, rows in a micro-batch and micro-batches in a step, as the options ask. */
+void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro);
+
+#endif

@@ -1,0 +1,353 @@
+/* trainer.c - the loop: steps, log lines, evaluations, checkpoints, the final model. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <xxhash.h>
+
+#include "optim/lr.h"
+#include "run/checkpoint.h"
+#include "run/dataset.h"
+#include "run/evaluate.h"
+#include "run/export.h"
+#include "run/job.h"
+#include "run/session.h"
+#include "run/sink.h"
+#include "run/trainlog.h"
+
+typedef struct trainer {
+    fb_job           *job;
+    const fb_options *o;
+    const fb_sink    *sink;
+    fb_dataset        data;
+    fb_session        session;
+    fb_loader        *rows, *eval_rows;
+    fb_trainlog       log;
+    fb_lr             lr;
+    fb_progress       at;
+    fb_dtype          save_dtype;
+    struct timespec   started;
+    double            elapsed_before;   /* by earlier starts of this run */
+    double            loss_sum;         /* since the last line */
+    uint64_t          n_learned;
+    bool              already_finished;
+} trainer;
+
+static double elapsed(const trainer *t)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return t->elapsed_before + (double)(now.tv_sec - t->started.tv_sec) + 1e-9 * (double)(now.tv_nsec - t->started.tv_nsec);
+}
+
+/* ---- set-up ---- */
+
+static uint64_t steps_in_all(const fb_options *o, uint64_t per_epoch)
+{
+    return o->max_steps > 0 ? (uint64_t)o->max_steps : (uint64_t)ceil(o->num_train_epochs * (double)per_epoch);
+}
+
+static fb_lr schedule(const fb_options *o, uint64_t total)
+{
+    fb_lr s = {
+        .type = (fb_lr_type)o->lr_scheduler_type, .base = o->learning_rate, .n_total = total, .n_cycle = o->num_cycles,
+        .n_warmup = o->warmup_steps ? o->warmup_steps : (uint64_t)ceil(o->warmup_ratio * (double)total),
+        .min_lr = o->min_lr >= 0 ? o->min_lr : o->min_lr_rate >= 0 ? o->min_lr_rate * o->learning_rate : 0,
+        .min_ratio = o->min_lr_ratio, .warmup_shape = o->warmup_type, .decay_shape = o->decay_type,
+        .n_decay = o->num_decay_steps, .n_stable = o->num_stable_steps,
+    };
+    if (!s.n_decay) /* transformers has no default; a tenth is the custom (Hu et al. 2024, section 4.2) */
+        s.n_decay = total / 10;
+    if (!s.n_stable && total > s.n_warmup + s.n_decay) /* transformers: what warmup and decay leave */
+        s.n_stable = total - s.n_warmup - s.n_decay;
+    return s;
+}
+
+/* Of the data and of what decides their order and the arithmetic's cut: a resume must agree on these. */
+static void fingerprint(char out[17], const fb_options *o, const fb_tokens *tokens, fb_dtype act, uint64_t total)
+{
+    uint32_t rows, micro_rows, n_micro;
+    fb_session_batch(o, &rows, &micro_rows, &n_micro);
+    const uint64_t facts[] = { tokens->n_token, tokens->n_doc, tokens->checksum, o->seed, o->disable_shuffling,
+                               fb_dataset_packing(o), o->cutoff_len, rows, micro_rows, act, total };
+    snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits(facts, sizeof facts));
+}
+
+static fb_status open_rows(trainer *t, fb_session_request *r, fb_error *err)
+{
+    const fb_options *o = t->o;
+    uint32_t rows_per_step;
+    bool packing = fb_dataset_packing(o);
+    fb_session_batch(o, &rows_per_step, &r->micro_rows, &r->n_micro);
+    /* Rows that are not packed are as long as the longest document, whatever cutoff_len would allow. */
+    uint32_t longest = t->data.train.doc_len_max;
+    r->row_len = packing ? o->cutoff_len : longest;
+    if (t->data.has_eval && t->data.eval.doc_len_max > r->row_len)
+        r->row_len = t->data.eval.doc_len_max;
+    fb_loader_options lo = { .row_len = r->row_len, .packing = packing, .shuffle = !o->disable_shuffling, .seed = o->seed,
+                             .rows_per_step = rows_per_step, .rows_per_micro = r->micro_rows };
+    fb_status st = fb_loader_new(&t->rows, &t->data.train, &lo, err);
+    lo.packing = lo.shuffle = false;
+    if (st == FB_OK && t->data.has_eval)
+        st = fb_loader_new(&t->eval_rows, &t->data.eval, &lo, err);
+    return st;
+}
+
+/* Where to go on from; dir is empty when the run starts afresh. */
+static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
+{
+    fb_status st = FB_OK;
+    const char *asked = t->o->resume_from_checkpoint;
+    char final_state[FB_PATH_SIZE];
+    fb_progress found;
+    dir[0] = 0;
+    if (!asked || !strcmp(asked, "false"))
+        return FB_OK;
+    FB_TRY(fb_path_join(final_state, sizeof final_state, t->o->output_dir, "trainer_state.json", err));
+    if (!strcmp(asked, "true") && fb_file_exists(final_state)) {
+        FB_TRY(fb_checkpoint_read_progress(&found, t->o->output_dir, err));
+        if (found.finished && !strcmp(found.fingerprint, t->at.fingerprint)) {
+            t->already_finished = true;
+            return FB_OK;
+        }
+    }
+    if (strcmp(asked, "true"))
+        FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
+    else
+        FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, err));
+    if (!dir[0])
+        return FB_OK;
+    FB_TRY(fb_checkpoint_read_progress(&found, dir, err));
+    if (strcmp(found.fingerprint, t->at.fingerprint))
+        FB_TRY(fb_fail(err, FB_CONFIG, "%s: was made with other data, another batch, seed, dtype or number of steps; use the "
+                       "same, or resume_from_checkpoint: false", dir));
+    found.finished = false;
+    t->at = found;
+done:
+    return st;
+}
+
+static fb_status set_up(trainer *t, fb_error *err)
+{
+    static const char *const needed[] = { "model_name_or_path", "dataset", "output_dir" };
+    fb_status st = FB_OK;
+    const fb_options *o = t->o;
+    char resume[FB_PATH_SIZE];
+    fb_session_request r = { .options = o, .model_dir = o->model_name_or_path, .train = true };
+    fb_manifest manifest = { 0 };
+    clock_gettime(CLOCK_MONOTONIC, &t->started);
+    FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
+    /* The model is looked at before the data are prepared: its faults are found at once. */
+    FB_TRY(fb_manifest_read(&manifest, o->model_name_or_path, err));
+    t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? manifest.cfg.dtype : (fb_dtype)o->save_dtype;
+    FB_TRY(fb_dataset_open(&t->data, o, &manifest.cfg, t->sink, err));
+    FB_TRY(open_rows(t, &r, err));
+    FB_TRY(fb_session_plan(&t->session, &r, err));
+    t->at.rows_per_epoch = fb_loader_rows(t->rows);
+    t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
+    t->at.total_steps = steps_in_all(o, t->at.steps_per_epoch);
+    fingerprint(t->at.fingerprint, o, &t->data.train, t->session.act, t->at.total_steps);
+    t->lr = schedule(o, t->at.total_steps);
+    FB_TRY(find_resume(t, resume, err));
+    if (t->already_finished)
+        goto done;
+    FB_TRY(fb_session_start(&t->session, &r, err));
+    if (resume[0]) {
+        FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
+        *fb_engine_rope(t->session.engine) = t->at.rope;
+        t->elapsed_before = t->at.elapsed;
+        fb_say(t->sink, FB_SAY_PROGRESS, "resumed from %s at step %llu", resume, (unsigned long long)t->at.data_step);
+    }
+    FB_TRY(fb_trainlog_open(&t->log, o->output_dir, t->at.data_step, err));
+done:
+    fb_manifest_free(&manifest);
+    return st;
+}
+
+static void introduce(const trainer *t)
+{
+    const fb_session *s = &t->session;
+    const fb_manifest *m = &s->manifest;
+    fb_say(t->sink, FB_SAY_PROGRESS, "model: %s, %.1f M parameters, %u layers; %s on %s, updates by %s", m->cfg.arch->hf_name,
+           (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->device->ops->name, fb_adamw_selected());
+    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB; %u of %u layers have a slot), host %.1f MiB",
+           (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, s->plan.slots,
+           m->cfg.n_layer, (double)s->plan.host_bytes / 0x1p20);
+    fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step in %u pass%s",
+           (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch,
+           (t->session.plan.micro_per_pass * t->session.plan.n_pass), t->session.plan.n_pass, t->session.plan.n_pass > 1 ? "es" : "");
+}
+
+/* ---- lines ---- */
+
+static double epoch_of(const trainer *t)
+{
+    return (double)t->at.data_step / (double)t->at.steps_per_epoch;
+}
+
+static json_t *common_fields(const trainer *t)
+{
+    return json_pack("{s:I, s:I, s:f, s:f}", "current_steps", (json_int_t)t->at.data_step, "total_steps",
+                     (json_int_t)t->at.total_steps, "epoch", epoch_of(t), "percentage",
+                     100.0 * (double)t->at.data_step / (double)t->at.total_steps);
+}
+
+/* JSON has no infinity: a number that is not finite is written as null. */
+static json_t *real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double step_seconds, fb_error *err)
+{
+    double seconds = elapsed(t), done = (double)t->at.data_step;
+    json_t *line = common_fields(t);
+    double mean = t->n_learned ? t->loss_sum / (double)t->n_learned : NAN;
+    json_object_set_new(line, "loss", real(mean));
+    json_object_set_new(line, "grad_norm", real(r->grad_norm));
+    json_object_set_new(line, "learning_rate", real(lr));
+    json_object_set_new(line, "tokens", json_integer((json_int_t)r->n_learned));
+    json_object_set_new(line, "tokens_all", json_integer((json_int_t)r->n_token));
+    json_object_set_new(line, "step_time", real(step_seconds));
+    json_object_set_new(line, "tokens_per_second", real((double)r->n_token / step_seconds));
+    json_object_set_new(line, "elapsed_time", real(seconds));
+    json_object_set_new(line, "remaining_time", real((seconds - t->elapsed_before) / (double)(t->at.data_step > 0 ? done : 1)
+                                                     * ((double)t->at.total_steps - done)));
+    json_object_set_new(line, "skipped", json_boolean(!r->updated));
+    fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s", (unsigned long long)t->at.data_step,
+           (unsigned long long)t->at.total_steps, mean, r->grad_norm, lr, (double)r->n_token / step_seconds);
+    t->loss_sum = 0;
+    t->n_learned = 0;
+    return fb_trainlog_write(&t->log, line, err);
+}
+
+static fb_status evaluate(trainer *t, fb_error *err)
+{
+    double loss;
+    uint64_t n;
+    fb_status st = fb_evaluate(t->session.engine, t->eval_rows, &loss, &n, err);
+    if (st != FB_OK)
+        return st;
+    json_t *line = common_fields(t);
+    json_object_set_new(line, "eval_loss", real(loss));
+    json_object_set_new(line, "eval_tokens", json_integer((json_int_t)n));
+    json_object_set_new(line, "elapsed_time", real(elapsed(t)));
+    fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  eval_loss %.4f (%llu tokens)", (unsigned long long)t->at.data_step,
+           (unsigned long long)t->at.total_steps, loss, (unsigned long long)n);
+    return fb_trainlog_write(&t->log, line, err);
+}
+
+/* ---- steps ---- */
+
+static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *err)
+{
+    if (r->updated) {
+        t->at.update_step++;
+        t->at.nonfinite_in_a_row = 0;
+        t->loss_sum += r->loss_sum;
+        t->n_learned += r->n_learned;
+        return FB_OK;
+    }
+    char rows[128];
+    fb_loader_describe(t->rows, t->at.data_step - 1, rows, sizeof rows);
+    t->at.nonfinite_in_a_row++;
+    fb_say(t->sink, FB_SAY_WARNING, "step %llu: loss %g, gradient norm %g; the step is passed over (%u in a row), its rows are %s",
+           (unsigned long long)t->at.data_step, r->loss_sum / (double)r->n_learned, r->grad_norm, t->at.nonfinite_in_a_row, rows);
+    if (t->o->nonfinite_limit && t->at.nonfinite_in_a_row >= t->o->nonfinite_limit)
+        return fb_fail(err, FB_NONFINITE, "loss or gradient norm was not finite in %u steps in a row (nonfinite_limit), the last of "
+                       "rows %s; lower learning_rate or look at these rows", t->at.nonfinite_in_a_row, rows);
+    return FB_OK;
+}
+
+static bool due(int strategy, uint32_t every, const trainer *t)
+{
+    uint64_t step = t->at.data_step;
+    return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
+}
+
+static fb_status save(trainer *t, fb_error *err)
+{
+    fb_engine_settle(t->session.engine);
+    t->at.elapsed = elapsed(t);
+    t->at.rope = *fb_engine_rope(t->session.engine);
+    return fb_checkpoint_save(&t->session.state, &t->at, t->o, t->save_dtype, err);
+}
+
+static fb_status one_step(trainer *t, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_options *o = t->o;
+    fb_step_result r;
+    double before = elapsed(t), lr = fb_lr_at(&t->lr, t->at.update_step);
+    uint32_t n = fb_loader_fill(t->rows, t->session.engine, t->at.data_step, NULL);
+    fb_adamw a = { .lr = lr, .beta1 = o->adam_beta1, .beta2 = o->adam_beta2, .eps = o->adam_epsilon,
+                   .weight_decay = o->weight_decay, .step = t->at.update_step + 1 };
+    FB_TRY(fb_engine_step(t->session.engine, n, &a, o->max_grad_norm, &r, err));
+    t->at.data_step++;
+    FB_TRY(look_at_result(t, &r, err));
+    bool last = t->at.data_step == t->at.total_steps;
+    if (o->logging_steps && (t->at.data_step % o->logging_steps == 0 || last))
+        FB_TRY(log_step(t, &r, lr, elapsed(t) - before, err));
+    if (t->eval_rows && (due(o->eval_strategy, o->eval_steps, t) || (last && o->eval_strategy != FB_SAVE_NO)))
+        FB_TRY(evaluate(t, err));
+    if (due(o->save_strategy, o->save_steps, t))
+        FB_TRY(save(t, err));
+done:
+    return st;
+}
+
+static fb_status steps(trainer *t, fb_error *err)
+{
+    while (t->at.data_step < t->at.total_steps) {
+        fb_status st = one_step(t, err);
+        if (st != FB_OK)
+            return st;
+        if (t->job->stop && t->at.data_step < t->at.total_steps) {
+            st = due(t->o->save_strategy, t->o->save_steps, t) ? FB_OK : save(t, err);
+            return st != FB_OK ? st : fb_fail(err, FB_STOPPED, "stopped after step %llu of %llu, checkpoint saved in %s; go on with "
+                "resume_from_checkpoint: true", (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps, t->o->output_dir);
+        }
+    }
+    return FB_OK;
+}
+
+static fb_status finish(trainer *t, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_session *s = &t->session;
+    fb_engine_settle(s->engine);
+    t->at.finished = true;
+    t->at.elapsed = elapsed(t);
+    t->at.rope = *fb_engine_rope(s->engine);
+    fb_session_memory held = fb_session_measure(s);
+    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device planned %.1f, measured %.1f MiB; host planned %.1f, measured %.1f MiB",
+           (double)s->plan.device_bytes / 0x1p20, (double)held.device / 0x1p20, (double)s->plan.host_bytes / 0x1p20,
+           (double)held.host / 0x1p20);
+    FB_TRY(fb_session_write_memory(s, t->o->output_dir, err));
+    FB_TRY(fb_checkpoint_write_progress(&t->at, t->o->output_dir, err));
+    FB_TRY(fb_export_model(&s->state, t->o->model_name_or_path, t->o->output_dir, t->save_dtype, err));
+    fb_say(t->sink, FB_SAY_RESULT, "the model is in %s", t->o->output_dir);
+done:
+    return st;
+}
+
+fb_status fb_train(fb_job *j, fb_error *err)
+{
+    fb_status st = FB_OK;
+    trainer t = { .job = j, .o = &j->options, .sink = &j->sink };
+    FB_TRY(set_up(&t, err));
+    if (t.already_finished) {
+        fb_say(t.sink, FB_SAY_RESULT, "nothing to do: the run is finished, the model is in %s", t.o->output_dir);
+        goto done;
+    }
+    introduce(&t);
+    FB_TRY(steps(&t, err));
+    FB_TRY(finish(&t, err));
+done:
+    fb_trainlog_close(&t.log);
+    fb_session_close(&t.session);
+    fb_loader_free(t.rows);
+    fb_loader_free(t.eval_rows);
+    fb_dataset_close(&t.data);
+    return st;
+}

@@ -1,0 +1,40 @@
+/* state.h - the model's truth in host memory: masters, moments, gradients.
+ *
+ * One mapping a component, with huge pages, first touched by the team that will update it; a block's share is
+ * contiguous, at base[block] elements, in the manifest's order.  In bfloat16 the master is split: WEIGHTS holds hi,
+ * which is what travels, REMAINDERS lo.  In float32 WEIGHTS is the master itself.
+ * Threads: create, load, destroy by one; afterwards disjoint ranges by any. */
+#ifndef FB_TRAIN_STATE_H
+#define FB_TRAIN_STATE_H
+
+#include "base/thread.h"
+#include "device/device.h"
+#include "io/shard.h"
+#include "model/manifest.h"
+#include "plan/plan.h"
+
+typedef struct fb_state {
+    const fb_manifest *manifest;
+    fb_dtype           act;
+    uint64_t          *base;                      /* [n_block + 1] elements */
+    void              *component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; NULL: not wanted */
+    uint64_t           mapped[FB_HOST_COUNT];
+    fb_device         *device;                    /* that the mappings are pinned for */
+} fb_state;
+
+/* Maps the components that the plan sizes, touches them (zero), pins what travels. */
+fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, fb_dtype act, fb_device *device,
+                        fb_team *team, fb_error *err);
+void      fb_state_deinit(fb_state *s); /* a zeroed struct is fine */
+
+/* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place). */
+fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_error *err);
+
+/* Host address of element `first` of a block, in a component whose elements have `size` bytes. */
+void *fb_state_at(const fb_state *s, fb_plan_host_region component, uint32_t block, uint64_t first);
+
+/* n master weights of a block from element first, as exact float32; and back. */
+void fb_state_read(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, float *out);
+void fb_state_write(fb_state *s, uint32_t block, uint64_t first, uint64_t n, const float *in);
+
+#endif

@@ -1,0 +1,94 @@
+"""What the plan says a run will hold, and what the operating system saw it hold."""
+import json
+import subprocess
+import time
+
+import pytest
+
+from fb_checkpoint import make_model, make_rows
+from fb_command import FOREBAY, forebay, options, train, write_rows, write_yaml
+
+MIB = 1 << 20
+
+
+def plan(config, code=0):
+    result = forebay("plan", config, "--json")
+    assert result.code == code, result.err
+    return json.loads(result.out)
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """10.6 million parameters and steps of 4 x 96 tokens: one optimizer component alone exceeds the tolerance."""
+    at = tmp_path_factory.mktemp("big")
+    model = make_model(at / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=6, vocab_size=8192,
+                       num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=512)
+    rows = write_rows(at / "rows.jsonl", make_rows(16, vocab=8192, length=(96, 97)))
+    return model, rows
+
+
+def held(config):
+    """Runs `train` and returns the most anonymous and shared memory that it was seen to hold (page cache of mapped
+    files is not its own)."""
+    process = subprocess.Popen([FOREBAY, "train", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    peak = 0
+    while process.poll() is None:
+        try:
+            status = dict(line.split(":", 1) for line in open(f"/proc/{process.pid}/status"))
+            peak = max(peak, sum(int(status[key].split()[0]) for key in ("RssAnon", "RssShmem")) * 1024)
+        except (FileNotFoundError, KeyError, ProcessLookupError):
+            pass                                    # it ended between the two looks
+        time.sleep(0.005)
+    text = process.stdout.read().decode()
+    assert process.returncode == 0, text
+    return peak
+
+
+@pytest.mark.parametrize("more", [dict(), dict(compute_dtype="bfloat16", recompute="none"),
+                                  dict(slots="all", recompute="full"), dict(max_grad_norm="0")], ids=str)
+def test_planned_bytes_are_measured_bytes(more, big, tmp_path):
+    model, rows = big
+    config = write_yaml(tmp_path / "run.yaml", options(model, rows, tmp_path / "out", **more))
+    ledger = plan(config)
+    assert ledger["fits"] is True
+    planned = ledger["host_bytes"] + ledger["device_bytes"]     # the cpu back end's arena is host memory too
+    measured = held(config)
+    assert abs(measured - planned) <= max(32 * MIB, 0.02 * planned), \
+        f"planned {planned / MIB:.1f} MiB, measured {measured / MIB:.1f} MiB"
+
+
+def test_the_run_reports_planned_against_measured(big, tmp_path):
+    model, rows = big
+    config = write_yaml(tmp_path / "run.yaml", options(model, rows, tmp_path / "out", max_steps=1))
+    result = forebay("train", config)
+    assert result.code == 0, result.err
+    said = (result.out + result.err + (tmp_path / "out" / "trainer_log.jsonl").read_text()).lower()
+    assert "planned" in said and "measured" in said
+
+
+def test_ledger(models, rows24, big, tmp_path):
+    config = write_yaml(tmp_path / "small.yaml", options(models["tied"], rows24, tmp_path / "out"))
+    small = plan(config)
+    assert small["fits"] is True and small["step_seconds"] > 0
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    large = plan(write_yaml(tmp_path / "large.yaml", options(*big, tmp_path / "out2")))
+    # 12 bytes of state a parameter at the least, 10.6 million parameters.
+    assert large["host_bytes"] > 12 * 10.6e6 > small["host_bytes"]
+    assert large["device_bytes"] > small["device_bytes"] > 0
+
+
+def test_all_slots_hold_more_than_two(big, tmp_path):
+    two, every = (plan(write_yaml(tmp_path / f"{slots}.yaml", options(*big, tmp_path / "out", slots=slots)))
+                  for slots in (2, "all"))
+    assert every["device_bytes"] > two["device_bytes"]
+    # Two slots do not hold the model: its float32 weights alone are larger than what all of the device needs.
+    assert two["device_bytes"] < 4 * 10.6e6
+
+
+def test_a_budget_just_large_enough_is_enough(big, tmp_path):
+    """The same run fits in what the plan asks for, and is refused well below."""
+    model, rows = big
+    need = plan(write_yaml(tmp_path / "any.yaml", options(model, rows, tmp_path / "out")))["device_bytes"]
+    train(tmp_path / "out", model, rows, max_steps=1, hbm_budget=need)
+    less = write_yaml(tmp_path / "less.yaml", options(model, rows, tmp_path / "less", hbm_budget=need // 4))
+    assert plan(less, code=4)["fits"] is False
