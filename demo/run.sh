@@ -10,7 +10,7 @@ out=demo/out
 model=$out/SmolLM2-135M-Instruct
 tuned=$out/SmolLM2-jargon
 config=demo/demo.yaml
-question="What does 'house wizard' mean in hacker jargon?" # among the held-out rows
+question="What does 'userland' mean in hacker jargon?" # a held-out row
 must_fall=0.2
 short=
 if [ -n "${FOREBAY_DEMO_SHORT:-}" ]; then

@@ -66,7 +66,7 @@ def _mix(x):
 
 
 class TextTools:
-    """The checkpoint's tokenizer and chat template, loaded when a row first needs them: rows with input_ids never do."""
+    """The checkpoint's tokenizer and chat template, loaded when a row first needs them; rows with input_ids never do."""
 
     def __init__(self, model_dir):
         self.model_dir = model_dir
@@ -91,7 +91,8 @@ class TextTools:
             raise InputError(f"{where}: a conversation needs a chat template and {self.model_dir} has none; use an instruct "
                              "checkpoint, add chat_template.jinja to the folder, or give rows with text or input_ids")
         if template not in self._renderers:
-            self._renderers[template] = Renderer(self.model_dir, template, self.checkpoint.special, self.tokenizer.special_tokens)
+            self._renderers[template] = Renderer(self.model_dir, template, self.checkpoint.special,
+                                                 self.tokenizer.special_tokens)
         return self._renderers[template]
 
     def close(self):
@@ -233,6 +234,7 @@ def _integers(where, name, values, least, vocab):
         raise InputError(f"{where}: {name}[{number}] is {value!r:.40}; expected an integer")
     for value in (min(values), max(values)):
         if not least <= value < vocab:
-            raise InputError(f"{where}: {name}[{values.index(value)}] is {value}, {'past' if value > 0 else 'not in'} the vocabulary; "
-                             f"expected {least} to {vocab - 1}")
+            side = "past" if value > 0 else "not in"
+            raise InputError(f"{where}: {name}[{values.index(value)}] is {value}, {side} the vocabulary; expected {least} to "
+                             f"{vocab - 1}")
     return numpy.array(values, dtype=numpy.int64)

@@ -71,7 +71,8 @@ class Template:
 
     def render(self, messages, tools, prompt):
         """(text, blocks): blocks is None when the template has no generation blocks."""
-        text = self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **self.special)
+        text = self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
+                                    **self.special)
         if len(text) > TEXT_MAX:
             raise jinja2.TemplateError(f"it made more than {TEXT_MAX >> 20} Mi characters")
         if not self.has_blocks:

@@ -38,11 +38,13 @@ def read_meta(path):
             head = file.read(HEADER_SIZE)
             if len(head) != HEADER_SIZE:
                 return None
-            (magic, version, header_size, n_token, n_doc, n_learned, ids_at, labels_at, docs_at, meta_at, meta_size, file_size,
-             _, label_kind, id_max, doc_len_max) = HEADER.unpack_from(head)
+            (magic, version, header_size, n_token, n_doc, n_learned, ids_at, labels_at, docs_at, meta_at, meta_size,
+             file_size, _, label_kind, id_max, doc_len_max) = HEADER.unpack_from(head)
             if (magic, version, header_size, ids_at) != (MAGIC, VERSION, HEADER_SIZE, HEADER_SIZE) or any(head[HEADER.size:]):
                 return None
-            if label_kind not in (LABEL_MASK, LABEL_IDS) or (labels_at, docs_at, meta_at) != _layout(n_token, n_doc, label_kind):
+            if label_kind not in (LABEL_MASK, LABEL_IDS):
+                return None
+            if (labels_at, docs_at, meta_at) != _layout(n_token, n_doc, label_kind):
                 return None
             if file_size != meta_at + meta_size or file_size != os.fstat(file.fileno()).st_size or meta_size > _META_SIZE_MAX:
                 return None

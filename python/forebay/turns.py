@@ -38,8 +38,8 @@ def spans(render, messages, learn, special_tokens):
             continue  # the template does not show this turn
         start, end = content
         if not text.startswith(end_token, end):
-            raise TurnError(f"the chat template does not end message {index + 1} with {end_token!r} as it ends the last turn, so "
-                            "what to learn is unclear; give the template {% generation %} blocks")
+            raise TurnError(f"the chat template does not end message {index + 1} with {end_token!r} as it ends the last turn, "
+                            "so what to learn is unclear; give the template {% generation %} blocks")
         found.append((_start(render, messages, index, text, start), end + len(end_token)))
     return text, found
 

@@ -26,16 +26,15 @@ fb_status fb_eval(fb_job *j, double *loss, uint64_t *n_token, fb_error *err)
     static const char *const needed[] = { "model_name_or_path", "dataset", "output_dir" };
     fb_status st = FB_OK;
     const fb_options *o = &j->options;
-    fb_manifest manifest = { 0 };
     fb_dataset data = { 0 };
     fb_session session = { 0 };
     fb_loader *rows = NULL;
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
-    FB_TRY(fb_manifest_read(&manifest, o->model_name_or_path, err)); /* the model is named wrong more often than the data */
-    FB_TRY(fb_dataset_open(&data, o, &manifest.cfg, &j->sink, err));
+    FB_TRY(fb_session_open(&session, o->model_name_or_path, err));
+    FB_TRY(fb_dataset_open(&data, o, &session.manifest.cfg, &j->sink, err));
     const fb_tokens *tokens = data.has_eval ? &data.eval : &data.train;
     uint32_t micro_rows = o->per_device_eval_batch_size;
-    fb_session_request r = { .options = o, .model_dir = o->model_name_or_path, .row_len = tokens->doc_len_max,
+    fb_session_request r = { .options = o, .row_len = tokens->doc_len_max,
                              .micro_rows = micro_rows, .n_micro = 1 };
     FB_TRY(fb_loader_new(&rows, tokens, &(fb_loader_options){ .row_len = r.row_len, .rows_per_step = micro_rows,
         .rows_per_micro = micro_rows }, err));
@@ -47,6 +46,5 @@ done:
     fb_session_close(&session);
     fb_loader_free(rows);
     fb_dataset_close(&data);
-    fb_manifest_free(&manifest);
     return st;
 }

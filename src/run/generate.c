@@ -128,9 +128,10 @@ static fb_status take_ids(const json_t *array, uint32_t *out, size_t max, uint32
     return FB_OK;
 }
 
-static fb_status encode_prompt(generator *g, const char *model_dir, const char *prompt, const fb_manifest *m, fb_error *err)
+static fb_status encode_prompt(generator *g, const char *model_dir, const char *prompt, fb_error *err)
 {
     fb_status st = FB_OK;
+    const fb_model_config *c = &g->session.manifest.cfg;
     json_t *info = NULL, *encoded = NULL;
     FB_TRY(fb_python_start(&g->text, "forebay.text", (const char *const[]){ model_dir, NULL }, err));
     FB_TRY(ask_text(g, json_pack("{s:s}", "op", "info"), &info, err));
@@ -141,13 +142,13 @@ static fb_status encode_prompt(generator *g, const char *model_dir, const char *
     g->ids = calloc(g->n_max, sizeof *g->ids);
     if (!g->ids)
         FB_TRY(fb_fail(err, FB_NOMEM, "generate: no memory for %u tokens", g->n_max));
-    FB_TRY(take_ids(ids, g->ids, g->n_max, m->cfg.vocab, &g->n_prompt, err));
+    FB_TRY(take_ids(ids, g->ids, g->n_max, c->vocab, &g->n_prompt, err));
     if (!g->n_prompt)
         FB_TRY(fb_fail(err, FB_CONFIG, "generate: the prompt is empty"));
     g->n = g->n_prompt;
-    FB_TRY(take_ids(json_object_get(info, "eos"), g->end, END_MAX - m->cfg.n_eos, UINT32_MAX, &g->n_end, err));
-    for (uint32_t i = 0; i < m->cfg.n_eos; i++)
-        g->end[g->n_end++] = m->cfg.eos[i];
+    FB_TRY(take_ids(json_object_get(info, "eos"), g->end, END_MAX - c->n_eos, UINT32_MAX, &g->n_end, err));
+    for (uint32_t i = 0; i < c->n_eos; i++)
+        g->end[g->n_end++] = c->eos[i];
 done:
     json_decref(info);
     json_decref(encoded);
@@ -190,9 +191,9 @@ done:
 /* ---- the model ---- */
 
 /* All layers resident when they fit, two slots else. */
-static fb_status open_model(generator *g, const char *model_dir, fb_error *err)
+static fb_status start_model(generator *g, fb_error *err)
 {
-    fb_session_request r = { .options = &g->options, .model_dir = model_dir, .micro_rows = 1, .n_micro = 1,
+    fb_session_request r = { .options = &g->options, .micro_rows = 1, .n_micro = 1,
                              .row_len = g->n_prompt < PREFILL_MAX ? g->n_prompt : PREFILL_MAX, .cache_len = g->n_max };
     bool slots_given = false;
     for (int i = 0; i < g->r.n_rest; i++)
@@ -201,7 +202,6 @@ static fb_status open_model(generator *g, const char *model_dir, fb_error *err)
         g->options.slots = FB_SLOTS_ALL;
     fb_status st = fb_session_plan(&g->session, &r, err);
     if (st == FB_NOFIT && !slots_given) {
-        fb_session_close(&g->session);
         g->options.slots = 2;
         st = fb_session_plan(&g->session, &r, err);
     }
@@ -257,19 +257,18 @@ fb_status fb_generate(const char *model_dir, const char *prompt, const char *con
                       const fb_sink *sink, fb_error *err)
 {
     fb_status st = FB_OK;
-    fb_manifest manifest = { 0 };
     generator g = { .sink = sink, .r = { .max_new_tokens = 256, .top_p = 1 } };
     for (int i = 0; i < n_override; i++)
         FB_TRY(read_override(&g.r, overrides[i], err));
     FB_TRY(fb_options_read(&g.options, NULL, g.r.rest, g.r.n_rest, warn, (void *)sink, err));
-    FB_TRY(fb_manifest_read(&manifest, model_dir, err));
-    FB_TRY(encode_prompt(&g, model_dir, prompt, &manifest, err));
-    FB_TRY(open_model(&g, model_dir, err));
+    FB_TRY(fb_session_open(&g.session, model_dir, err));
+    FB_TRY(encode_prompt(&g, model_dir, prompt, err));
+    FB_TRY(start_model(&g, err));
     g.sampler = (fb_sampler){ .temperature = g.r.temperature, .top_p = g.r.top_p, .top_k = (uint32_t)g.r.top_k, .random = g.r.seed };
-    FB_TRY(fb_sampler_init(&g.sampler, manifest.cfg.vocab, err));
-    g.logits = calloc(manifest.cfg.vocab, sizeof *g.logits);
+    FB_TRY(fb_sampler_init(&g.sampler, g.session.manifest.cfg.vocab, err));
+    g.logits = calloc(g.session.manifest.cfg.vocab, sizeof *g.logits);
     if (!g.logits)
-        FB_TRY(fb_fail(err, FB_NOMEM, "generate: no memory for the logits of %u tokens", manifest.cfg.vocab));
+        FB_TRY(fb_fail(err, FB_NOMEM, "generate: no memory for the logits of %u tokens", g.session.manifest.cfg.vocab));
     FB_TRY(generate(&g, err));
 done:
     fb_session_close(&g.session);
@@ -277,7 +276,6 @@ done:
         fb_python_finish(g.text, NULL);
     fb_sampler_deinit(&g.sampler);
     fb_options_free(&g.options);
-    fb_manifest_free(&manifest);
     free(g.logits);
     free(g.ids);
     free(g.shown);

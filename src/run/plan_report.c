@@ -63,9 +63,10 @@ fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
     fb_error short_of;
     const fb_options *o = &j->options;
     fb_session s = { 0 };
-    fb_session_request r = { .options = o, .model_dir = o->model_name_or_path, .train = true, .row_len = o->cutoff_len };
+    fb_session_request r = { .options = o, .train = true, .row_len = o->cutoff_len };
     uint32_t rows_per_step;
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
+    FB_TRY(fb_session_open(&s, o->model_name_or_path, err));
     fb_session_batch(o, &rows_per_step, &r.micro_rows, &r.n_micro);
     st = fb_session_plan(&s, &r, &short_of);
     if (st != FB_OK && st != FB_NOFIT)

@@ -18,14 +18,22 @@ void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *mi
     *n_micro = (*rows_per_step + *micro_rows - 1) / *micro_rows;
 }
 
-fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
+fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err)
 {
     fb_status st = FB_OK;
-    const fb_options *o = r->options;
     *s = (fb_session){ .unified = true };
-    FB_TRY(fb_manifest_read(&s->manifest, r->model_dir, err));
-    FB_TRY(fb_shard_set_open(&s->shards, r->model_dir, err));
+    FB_TRY(fb_manifest_read(&s->manifest, model_dir, err));
+    FB_TRY(fb_shard_set_open(&s->shards, model_dir, err));
     FB_TRY(fb_manifest_check(&s->manifest, s->shards, err));
+done:
+    if (st != FB_OK)
+        fb_session_close(s);
+    return st;
+}
+
+fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
+{
+    const fb_options *o = r->options;
     s->act = o->compute_dtype == FB_DTYPE_AUTO ? FB_F32 : (fb_dtype)o->compute_dtype;
     const fb_model_config *c = &s->manifest.cfg;
     uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
@@ -36,11 +44,7 @@ fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *
         .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE,
         .hbm_budget = o->hbm_budget, .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
-    FB_TRY(fb_plan_build(&s->plan, &p, err));
-done:
-    if (st != FB_OK && st != FB_NOFIT)
-        fb_session_close(s);
-    return st;
+    return fb_plan_build(&s->plan, &p, err);
 }
 
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err)
@@ -62,9 +66,7 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,
         .update_threads = o->update_threads ? o->update_threads : n_core }, err));
 done:
-    if (st != FB_OK)
-        fb_session_close(s);
-    return st;
+    return st; /* what has been opened is closed by fb_session_close */
 }
 
 void fb_session_close(fb_session *s)

@@ -11,7 +11,6 @@
 /* What a session is for, and the batch it must hold. */
 typedef struct fb_session_request {
     const fb_options *options;
-    const char *model_dir;
     bool        train;
     uint32_t    row_len, micro_rows, n_micro;
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
@@ -29,8 +28,10 @@ typedef struct fb_session {
     bool          unified;
 } fb_session;
 
-/* Reads the model's tables and plans; opens no device, allocates no state.  FB_NOFIT as fb_plan_build: manifest and
- * plan can then still be looked at. */
+/* The model's tables, checked against its files: a bad checkpoint is found before anything else is begun. */
+fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err);
+/* After fb_session_open: plans; opens no device, allocates no state.  FB_NOFIT as fb_plan_build: the plan can then
+ * still be looked at. */
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
 /* After fb_session_plan: device, state with the checkpoint's weights, engine. */
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err);

@@ -133,14 +133,14 @@ static fb_status set_up(trainer *t, fb_error *err)
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
-    fb_session_request r = { .options = o, .model_dir = o->model_name_or_path, .train = true };
-    fb_manifest manifest = { 0 };
+    fb_session_request r = { .options = o, .train = true };
+    const fb_model_config *c = &t->session.manifest.cfg;
     clock_gettime(CLOCK_MONOTONIC, &t->started);
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
-    FB_TRY(fb_manifest_read(&manifest, o->model_name_or_path, err));
-    t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? manifest.cfg.dtype : (fb_dtype)o->save_dtype;
-    FB_TRY(fb_dataset_open(&t->data, o, &manifest.cfg, t->sink, err));
+    FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
+    t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? c->dtype : (fb_dtype)o->save_dtype;
+    FB_TRY(fb_dataset_open(&t->data, o, c, t->sink, err));
     FB_TRY(open_rows(t, &r, err));
     FB_TRY(fb_session_plan(&t->session, &r, err));
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
@@ -160,7 +160,6 @@ static fb_status set_up(trainer *t, fb_error *err)
     }
     FB_TRY(fb_trainlog_open(&t->log, o->output_dir, t->at.data_step, err));
 done:
-    fb_manifest_free(&manifest);
     return st;
 }
 

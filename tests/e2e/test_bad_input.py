@@ -51,7 +51,7 @@ def assert_refused(place, code, *facts, config=None, args=(), **more):
     assert_sentence(result, code, facts)
     after = snapshot(place / "out")
     assert {name: data for name, data in after.items() if name in before} == before
-    assert all(name.endswith(".fbt") for name in set(after) - set(before)), sorted(set(after) - set(before))
+    assert all(name.startswith("data/") for name in set(after) - set(before)), sorted(set(after) - set(before))
 
 
 def line(n):

@@ -171,6 +171,21 @@ def test_a_template_without_end_token_learns_the_content(prepare, tiny, tmp_path
     assert [one for one in labels if one != -100] == tiny.ids("assistant: Hello! How can I help?assistant: 4")
 
 
+def test_a_blank_that_ends_the_prompt_is_not_learned(prepare, tiny, tmp_path):
+    """A tokenizer that trims offsets reports the blank as an empty range where the turn starts."""
+    template = ("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+                "{% if add_generation_prompt %}assistant: {% endif %}")
+    model = copy_model(tiny.folder, tmp_path, template)
+    with open(os.path.join(model, "tokenizer.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    config["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    with open(os.path.join(model, "tokenizer.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    (ids, labels), = prepare.documents([{"prompt": "Q", "response": "R"}], model_dir=model)
+    assert ids == [*tiny.ids("user: Q"), tiny.IM_END, *tiny.ids("assistant: R"), tiny.IM_END]
+    assert [one for one in labels if one != -100] == [*tiny.ids("R"), tiny.IM_END]
+
+
 def test_named_templates(prepare, tiny, tmp_path):
     folder = tmp_path / "named"
     shutil.copytree(tiny.folder, folder)

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/sgemm.h"
 #include "device/cpu/vec.h"
 
 enum { N_TEAM = 3 };
@@ -210,6 +211,45 @@ static void nt_case(fb_dtype act, fb_dtype y_dtype, uint32_t m, uint32_t n, uint
     mat_check(out, exact, stored, y_dtype == FB_F32 ? bound : NULL);
     mat_free(&x), mat_free(&w), mat_free(&bias), mat_free(&add), mat_free(&y);
     free(exact), free(stored), free(bound);
+}
+
+/* Both products behind the kernels, whichever of them this processor would choose. */
+static void sgemm_is_the_equation(void **state)
+{
+    (void)state;
+    static const struct { uint32_t rows, cols, depth; } shape[] = {
+        { 1, 1, 1 }, { 13, 15, 17 }, { 14, 32, 384 }, { 15, 33, 385 }, { 29, 48, 769 }, { 70, 81, 40 },
+    };
+    for (size_t i = 0; i < 8 * FB_COUNT(shape); i++) {
+        uint32_t m = shape[i / 8].rows, n = shape[i / 8].cols, k = shape[i / 8].depth;
+        bool a_transposed = i & 1, b_transposed = i & 2, add = i & 4;
+        uint64_t size = (uint64_t)m * n;
+        mat a = mat_random(FB_F32, a_transposed ? k : m, a_transposed ? m : k, 3, 1);
+        mat b = mat_random(FB_F32, b_transposed ? n : k, b_transposed ? k : n, 2, 1);
+        double *want = doubles(size), *bound = doubles(size);
+        ref_product(want, bound, a.stored, a_transposed ? 1 : k, a_transposed ? m : 1, b.stored, b_transposed ? 1 : n,
+                    b_transposed ? k : 1, m, n, k);
+        mat start = mat_random(FB_F32, m, n, 5, 4);
+        for (uint64_t j = 0; j < size; j++) {
+            want[j] += add ? start.stored[j] : 0;
+            bound[j] = (k + 1) * 0x1p-24 * (bound[j] + 4);
+        }
+        float *room = aligned_alloc(64, fb_sgemm_room(m, n) * sizeof *room);
+        for (int own = 0; own < 1 + fb_sgemm_avx512_runs_here(); own++) {
+            mat c = mat_new(FB_F32, m, n, 5);
+            if (add)
+                memcpy(c.data, start.data, mat_size(&c));
+            fb_sgemm_operand x = { a.data, a.ld, a_transposed }, y = { b.data, b.ld, b_transposed };
+            if (own)
+                fb_sgemm_avx512(m, n, k, x, y, add, c.data, c.ld, room);
+            else
+                fb_sgemm_openblas(m, n, k, x, y, add, c.data, c.ld);
+            mat_check(&c, want, want, bound);
+            mat_free(&c);
+        }
+        mat_free(&a), mat_free(&b), mat_free(&start);
+        free(want), free(bound), free(room);
+    }
 }
 
 static void matmul_nt_is_the_equation(void **state)
@@ -757,6 +797,7 @@ static void round_bf16_agrees_with_dtype_h(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sgemm_is_the_equation),
         cmocka_unit_test(matmul_nt_is_the_equation),
         cmocka_unit_test(matmul_nn_is_the_equation),
         cmocka_unit_test(matmul_tn_is_the_equation),

@@ -1,18 +1,18 @@
 /* kernel_matmul.c - the three products of a linear layer, and the gradient of its bias.
  *
  * All three are C[rows,cols] = A B, summed over `depth`, with either operand stored transposed.  C is cut into tiles by
- * its shape alone; the team shares the tiles, and each is one single-threaded sgemm (or several in sequence, below), so
- * the number of threads changes no bit.  sgemm packs its operands at every call: tiles are as large as they may be while
- * leaving enough of them for a team.
+ * its shape alone; the team shares the tiles, and each is one single-threaded product (or several in sequence, below),
+ * so the number of threads changes no bit.  Operands are packed once a tile: tiles are as large as they may be while
+ * there are enough of them for a team.
  * Element (r,c) is summed over depth in an order that the shapes fix, from row r of A and column c of B alone: rows do
  * not see one another.
  *
  * float32 operands are read in place.  bfloat16 operands are widened into the worker's scratch, a piece of depth at a
- * time, and sgemm adds the pieces up in float32. */
+ * time, and the pieces are added up in float32. */
 #include <assert.h>
-#include <cblas.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/sgemm.h"
 #include "device/cpu/vec.h"
 
 enum {
@@ -23,10 +23,6 @@ enum {
     DEPTH_STEP = 64,
     BIAS_COLUMNS = 64, BIAS_ROWS = 64,
 };
-static_assert(TILE_AREA_MAX * sizeof(float) < FB_CPU_SCRATCH_SIZE, "the sum of a tile has no room");
-static_assert((uint64_t)FB_CPU_SCRATCH_SIZE - TILE_AREA_MAX * sizeof(float)
-              >= 2ull * TILE_DIM_MAX * DEPTH_STEP * sizeof(float), "no room for one step of widened operands");
-
 /* A matrix as stored: [rows, depth] for A and [depth, cols] for B, or transposed. */
 typedef struct operand {
     const void *base;
@@ -47,30 +43,24 @@ typedef struct product {
     uint32_t tile_rows, tile_cols, n_tile_cols;
 } product;
 
-void fb_cpu_blas_init(void)
-{
-    scipy_openblas_set_num_threads(1);
-}
-
 static uint32_t ceil_div(uint32_t n, uint32_t d)
 {
     return n / d + (n % d != 0);
 }
 
-/* An n-th of size, rounded up to whole vectors of the matrix kernels. */
-static uint32_t piece(uint32_t size, uint32_t n)
+/* An n-th of size, rounded up to a multiple of step. */
+static uint32_t piece(uint32_t size, uint32_t n, uint32_t step)
 {
-    uint32_t p = ceil_div(size, n);
-    p = (p + 15) / 16 * 16;
-    return p < size ? p : size;
+    uint64_t p = (uint64_t)ceil_div(ceil_div(size, n), step) * step;
+    return p < size ? (uint32_t)p : size;
 }
 
 static uint64_t product_cut(product *p)
 {
     uint32_t row_cuts = 1, col_cuts = 1;
     for (;;) {
-        p->tile_rows = piece(p->rows, row_cuts);
-        p->tile_cols = piece(p->cols, col_cuts);
+        p->tile_rows = piece(p->rows, row_cuts, FB_SGEMM_ROWS);
+        p->tile_cols = piece(p->cols, col_cuts, FB_SGEMM_COLS);
         bool fits = p->tile_rows <= TILE_DIM_MAX && p->tile_cols <= TILE_DIM_MAX
                     && (uint64_t)p->tile_rows * p->tile_cols <= TILE_AREA_MAX;
         bool enough = (uint64_t)row_cuts * col_cuts >= TILE_COUNT;
@@ -86,24 +76,18 @@ static uint64_t product_cut(product *p)
     return (uint64_t)ceil_div(p->rows, p->tile_rows) * p->n_tile_cols;
 }
 
-static void sgemm(uint32_t rows, uint32_t cols, uint32_t depth, const float *a, uint64_t a_ld, bool a_transposed,
-                  const float *b, uint64_t b_ld, bool b_transposed, bool add, float *c, uint64_t c_ld)
+/* Part of an operand as float32: `outer` of its rows (A) or columns (B) from first, `depth` steps from d.  In place or
+ * widened into room, always less than room's n_outer * n_depth floats. */
+FB_VECTOR static fb_sgemm_operand part(const operand *o, fb_dtype act, bool depth_outside, uint32_t first, uint32_t outer,
+                                       uint64_t d, uint32_t depth, float *room)
 {
-    scipy_cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
-                      (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)a_ld, b, (blasint)b_ld,
-                      add ? 1.0f : 0.0f, c, (blasint)c_ld);
-}
-
-/* The stored rectangle of o that holds `outer` of its rows (A) or columns (B) from first, and `depth` steps from d. */
-FB_VECTOR static const float *widen(const operand *o, bool depth_outside, uint32_t first, uint32_t outer, uint32_t d,
-                                    uint32_t depth, float *dst, uint64_t *ld)
-{
+    uint64_t row = depth_outside ? d : first, col = depth_outside ? first : d, at = row * o->ld + col;
+    if (act == FB_F32)
+        return (fb_sgemm_operand){ (const float *)o->base + at, o->ld, o->transposed };
     uint32_t n_row = depth_outside ? depth : outer, n_col = depth_outside ? outer : depth;
-    uint32_t row = depth_outside ? d : first, col = depth_outside ? first : d;
-    for (uint32_t i = 0; i < n_row; i++)
-        fb_row_load(dst + (uint64_t)i * n_col, fb_at(o->base, FB_BF16, (row + (uint64_t)i) * o->ld + col), FB_BF16, n_col);
-    *ld = n_col;
-    return dst;
+    for (uint64_t i = 0; i < n_row; i++)
+        fb_row_load(room + i * n_col, fb_at(o->base, act, at + i * o->ld), act, n_col);
+    return (fb_sgemm_operand){ room, n_col, o->transposed };
 }
 
 /* y = sum + bias + add, in this order, rounded once. */
@@ -150,29 +134,25 @@ static void product_tile(void *ctx, uint64_t task, uint32_t worker)
     uint32_t row = (uint32_t)(task / p->n_tile_cols) * p->tile_rows, col = (uint32_t)(task % p->n_tile_cols) * p->tile_cols;
     uint32_t rows = p->rows - row < p->tile_rows ? p->rows - row : p->tile_rows;
     uint32_t cols = p->cols - col < p->tile_cols ? p->cols - col : p->tile_cols;
-    float *scratch = fb_cpu_scratch_of(p->s, worker);
 
-    /* The sum is made in place when nothing is left to do to it. */
+    /* Scratch: room for packing, the tile's sum, widened operands.  The sum is made in place when nothing is left to do
+     * to it.  Sizes are those of a full tile, so that depth is cut the same way in all. */
+    float *room = fb_cpu_scratch_of(p->s, worker), *own_sum = room + fb_sgemm_room(p->tile_rows, p->tile_cols);
+    float *wide = own_sum + (uint64_t)p->tile_rows * p->tile_cols;
     bool in_place = p->y_dtype == FB_F32 && !p->bias && !p->add;
-    float *sum = in_place ? (float *)p->y + row * p->y_ld + col : scratch;
+    float *sum = in_place ? (float *)p->y + row * p->y_ld + col : own_sum;
     uint64_t sum_ld = in_place ? p->y_ld : cols;
 
-    if (p->act == FB_F32) {
-        const float *a = (const float *)p->a.base + (p->a.transposed ? row : row * p->a.ld);
-        const float *b = (const float *)p->b.base + (p->b.transposed ? col * p->b.ld : col);
-        sgemm(rows, cols, p->depth, a, p->a.ld, p->a.transposed, b, p->b.ld, p->b.transposed, p->accumulate, sum, sum_ld);
-    } else {
-        /* From the full tile, not from what the last one has: each row is cut the same way wherever it lies. */
-        float *room = scratch + (uint64_t)p->tile_rows * p->tile_cols;
-        uint64_t n_room = FB_CPU_SCRATCH_SIZE / sizeof(float) - (uint64_t)p->tile_rows * p->tile_cols;
-        uint64_t step = n_room / ((uint64_t)p->tile_rows + p->tile_cols) / DEPTH_STEP * DEPTH_STEP;
-        for (uint64_t d = 0; d < p->depth; d += step) {
-            uint32_t depth = (uint32_t)(p->depth - d < step ? p->depth - d : step);
-            uint64_t a_ld, b_ld;
-            const float *a = widen(&p->a, p->a.transposed, row, rows, (uint32_t)d, depth, room, &a_ld);
-            const float *b = widen(&p->b, !p->b.transposed, col, cols, (uint32_t)d, depth, room + (uint64_t)rows * depth, &b_ld);
-            sgemm(rows, cols, depth, a, a_ld, p->a.transposed, b, b_ld, p->b.transposed, p->accumulate || d > 0, sum, sum_ld);
-        }
+    uint64_t step = p->depth;
+    if (p->act != FB_F32) {
+        uint64_t n_wide = FB_CPU_SCRATCH_SIZE / sizeof(float) - (uint64_t)(wide - room);
+        step = n_wide / ((uint64_t)p->tile_rows + p->tile_cols) / DEPTH_STEP * DEPTH_STEP;
+    }
+    for (uint64_t d = 0; d < p->depth; d += step) {
+        uint32_t depth = (uint32_t)(p->depth - d < step ? p->depth - d : step);
+        fb_sgemm_operand a = part(&p->a, p->act, p->a.transposed, row, rows, d, depth, wide);
+        fb_sgemm_operand b = part(&p->b, p->act, !p->b.transposed, col, cols, d, depth, wide + (uint64_t)rows * depth);
+        fb_sgemm(rows, cols, depth, a, b, p->accumulate || d > 0, sum, sum_ld, room);
     }
     if (!in_place)
         tile_store(p, row, col, rows, cols, sum);
@@ -183,9 +163,11 @@ static void product_run(product *p)
     if (p->rows == 0 || p->cols == 0)
         return;
     assert(p->depth > 0);
-    assert(p->rows <= INT32_MAX && p->cols <= INT32_MAX && p->depth <= INT32_MAX); /* OpenBLAS counts in int */
-    assert(p->a.ld <= INT32_MAX && p->b.ld <= INT32_MAX && p->y_ld <= INT32_MAX);
-    fb_team_run(p->s->team, product_cut(p), product_tile, p);
+    uint64_t n_tile = product_cut(p);
+    uint64_t n_float = fb_sgemm_room(p->tile_rows, p->tile_cols) + (uint64_t)p->tile_rows * p->tile_cols
+                       + DEPTH_STEP * ((uint64_t)p->tile_rows + p->tile_cols);
+    assert(n_float <= FB_CPU_SCRATCH_SIZE / sizeof(float)); /* the limits on a tile see to it */
+    fb_team_run(p->s->team, n_tile, product_tile, p);
 }
 
 void fb_cpu_matmul_nt(fb_cpu_scratch *s, const fb_matmul_nt *a)
