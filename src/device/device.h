@@ -12,6 +12,7 @@
 #ifndef FB_DEVICE_DEVICE_H
 #define FB_DEVICE_DEVICE_H
 
+#include "base/dtype.h"
 #include "base/error.h"
 
 typedef enum { FB_STREAM_COMPUTE, FB_STREAM_H2D, FB_STREAM_D2H, FB_STREAM_COUNT } fb_stream;
@@ -20,8 +21,19 @@ typedef struct fb_device fb_device;
 typedef struct fb_event  fb_event;
 typedef struct fb_kernels fb_kernels;
 
+typedef struct fb_device_info {
+    char     name[96];        /* of the hardware */
+    bool     unified;         /* device memory is host memory */
+    fb_dtype dtype;           /* what compute_dtype: auto means here */
+    uint64_t memory_total;    /* bytes; 0: the host's */
+    uint64_t memory_free;     /* before this process took any */
+    uint64_t memory_overhead; /* taken beside the arena: context, libraries, workspaces, kernels, all warm */
+    double   peak_flops;      /* dense, in dtype; 0: not known */
+} fb_device_info;
+
 typedef struct fb_device_ops {
     const char *name;
+    void (*info)(fb_device *d, fb_device_info *out);
     /* 256-byte aligned.  Counts against the budget given at open; FB_NOFIT when it is exceeded. */
     fb_status (*alloc)(fb_device *d, uint64_t size, void **out, fb_error *err);
     void      (*free)(fb_device *d, void *mem);

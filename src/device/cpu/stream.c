@@ -325,8 +325,14 @@ static void cpu_close(fb_device *d)
     free(c);
 }
 
+static void cpu_info(fb_device *d, fb_device_info *out)
+{
+    (void)d;
+    *out = (fb_device_info){ .name = "cpu", .unified = true, .dtype = FB_F32 };
+}
+
 static const fb_device_ops cpu_ops = {
-    .name = "cpu",
+    .name = "cpu", .info = cpu_info,
     .alloc = cpu_alloc, .free = cpu_free, .pin = cpu_pin, .unpin = cpu_unpin,
     .event_new = cpu_event_new, .event_free = cpu_event_free,
     .upload = cpu_copy, .download = cpu_copy, .fill_zero = cpu_fill_zero,

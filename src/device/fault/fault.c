@@ -147,6 +147,11 @@ static void fault_memory(fb_device *d, uint64_t *used, uint64_t *peak)
     fault_of(d)->inner->ops->memory(fault_of(d)->inner, used, peak);
 }
 
+static void fault_info(fb_device *d, fb_device_info *out)
+{
+    fault_of(d)->inner->ops->info(fault_of(d)->inner, out);
+}
+
 static void fault_close(fb_device *d)
 {
     fault_of(d)->inner->ops->close(fault_of(d)->inner);
@@ -177,7 +182,7 @@ static uint64_t fault_attention_scratch(uint32_t t_max, uint32_t n_head, uint32_
 }
 
 static const fb_device_ops fault_ops = {
-    .name = "fault",
+    .name = "fault", .info = fault_info,
     .alloc = fault_alloc, .free = fault_free, .pin = fault_pin, .unpin = fault_unpin,
     .event_new = fault_event_new, .event_free = fault_event_free,
     .upload = fault_upload, .download = fault_download, .fill_zero = fault_fill_zero,
