@@ -100,7 +100,7 @@ def _make(request, parts, wanted):
             for _, ids, labels in made.of(part.rows()):
                 writer.add(ids, labels)
             if not writer.n_learned:
-                raise InputError(_nothing_learned(request, part, made))
+                raise InputError(_nothing_learned(request, part))
             meta = {**wanted[part.name], "truncated": made.n_truncated, "dropped": made.n_dropped}
             metas[part.name] = {**meta, "shard": writer.counts}
             writer.finish(meta)
@@ -113,9 +113,9 @@ def _make(request, parts, wanted):
     return metas
 
 
-def _nothing_learned(request, part, made):
+def _nothing_learned(request, part):
     value = request.eval_dataset if part.name == "eval" and request.eval_dataset else request.dataset
-    return (f"dataset '{value}': none of its {made.n_dropped} rows for {part.name} has a token to learn within cutoff_len "
+    return (f"dataset '{value}': none of its rows for {part.name} has a token to learn within cutoff_len "
             f"{request.cutoff_len}; expected assistant turns, text, or labels that are not all -100 past the first token")
 
 
@@ -129,7 +129,7 @@ def preview(request):
         rows = [_shown(tools, ids.tolist(), labels.tolist())
                 for _, ids, labels in itertools.islice(made.of(part.rows()), request.preview)]
         if not rows:
-            raise InputError(_nothing_learned(request, part, made))
+            raise InputError(_nothing_learned(request, part))
     finally:
         tools.close()
     return {"rows": rows}

@@ -128,7 +128,7 @@ class Documents:
                     ids, labels = self._given(item.example)
                 else:
                     ids, labels = self._labelled(item, *next(encoded[item.whole]))
-                yield from self._fitted(item.example.where, ids, labels)
+                yield from self._fitted(item, ids, labels)
 
     def _prepared(self, rows):
         """An _Item for each row that holds something."""
@@ -187,17 +187,18 @@ class Documents:
             raise InputError(f"{example.where}: labels holds {wrong[0]}; expected {NOT_LEARNED} or an id")
         return ids, labels
 
-    def _fitted(self, where, ids, labels):
-        """sft: one document, its tail cut; pt: as many as it takes."""
+    def _fitted(self, item, ids, labels):
+        """sft: one document, its tail cut; pt: as many as it takes.  A row with nothing to learn is dropped, but not one
+        that came as ids: whoever made those counts on its place in a batch."""
         cutoff = self.request.cutoff_len
         kept = 0
         stop = len(ids) if self.request.stage == "pt" else min(len(ids), cutoff)
         for start in range(0, stop, cutoff):
             piece, learned = ids[start:start + cutoff], labels[start:start + cutoff].copy()
             learned[0] = NOT_LEARNED
-            if (learned != NOT_LEARNED).any():
+            if (learned != NOT_LEARNED).any() or item.text is None and self.request.stage == "sft":
                 kept += 1
-                yield where, piece, learned
+                yield item.example.where, piece, learned
         if not kept:
             self.n_dropped += 1
         elif stop < len(ids):

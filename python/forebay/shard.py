@@ -74,7 +74,7 @@ class Writer:
     def add(self, ids, labels):
         """One document: numpy integers, labels NOT_LEARNED or an id, not all of them NOT_LEARNED."""
         learned = labels != NOT_LEARNED
-        assert not learned[0] and learned.any()
+        assert not learned[0]
         if (labels[learned] != ids[learned]).any():
             self.label_kind = LABEL_IDS
         self._put(ids.astype("<u4"))

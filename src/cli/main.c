@@ -216,6 +216,9 @@ int main(int argc, char **argv)
         fb_status st = read_words(&w, argc - 2, argv + 2, c->n_positional, c->json, c->preview, c->form, &err);
         return ended(st == FB_OK ? c->run(&w, &err) : st, &err);
     }
-    fprintf(stderr, "forebay: '%s' is no command; see forebay help\n", name);
+    fprintf(stderr, "forebay: '%s' is no command; the commands are", name);
+    for (int i = 0; i < N_COMMAND; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", commands[i].name);
+    fprintf(stderr, "; see forebay help\n");
     return 2;
 }

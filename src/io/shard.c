@@ -177,8 +177,14 @@ static fb_status parse_json(fb_shard *s, uint64_t size, fb_error *err)
 {
     json_error_t why;
     s->header = json_loadb((const char *)s->map + 8, size, JSON_REJECT_DUPLICATES, &why);
-    if (!s->header && json_error_code(&why) == json_error_duplicate_key)
-        return BAD(s, "a name stands twice in the header (%.120s); names must be unique", why.text);
+    if (!s->header && json_error_code(&why) == json_error_duplicate_key) {
+        /* The parser stands just behind the second key. */
+        const char *text = (const char *)s->map + 8;
+        size_t end = why.position > 1 ? (size_t)why.position - 1 : 0, start = end;
+        while (start > 0 && text[start - 1] != '"')
+            start--;
+        return BAD(s, "'%.*s' stands twice in the header; names must be unique", (int)(end - start < 200 ? end - start : 200), text + start);
+    }
     if (!s->header)
         return BAD(s, "the header is not JSON: %.120s (byte %d)", why.text, why.position);
     if (!json_is_object(s->header))

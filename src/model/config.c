@@ -162,7 +162,7 @@ static void read_shape(reader *r, fb_model_config *c)
     bool named = json_object_get(r->root, "num_key_value_heads") != NULL;
     c->n_kv_head = read_size(r, "num_key_value_heads", named || !a->n_kv_head_default ? c->n_head : a->n_kv_head_default);
     if (r->st == FB_OK && c->n_head % c->n_kv_head != 0)
-        refuse(r, "'num_attention_heads' is %u, which is not a multiple of the %u key-value heads", c->n_head, c->n_kv_head);
+        refuse(r, "'num_attention_heads' is %u, which is not a multiple of 'num_key_value_heads', %u", c->n_head, c->n_kv_head);
     if (!field(r->root, "head_dim") && !a->head_dim_default && c->hidden % c->n_head != 0)
         refuse(r, "'hidden_size' is %u, which %u heads do not divide, and there is no 'head_dim'", c->hidden, c->n_head);
     if (r->st != FB_OK)

@@ -123,6 +123,19 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
     }
 }
 
+double fb_plan_step_flops(const fb_plan_request *r)
+{
+    const fb_manifest *m = r->manifest;
+    const fb_model_config *c = &m->cfg;
+    double tokens = (double)r->row_len * r->micro_rows * r->n_micro, runs = !r->train ? 2 : 6;
+    double head = (double)c->vocab * c->hidden, layers = 0;
+    for (uint32_t b = 1; b + 1 < m->n_block; b++)
+        layers += (double)m->blocks[b].extent;
+    /* Two products over half of row_len x row_len; a full recompute repeats the layers' forward, not the head's. */
+    double attention = 2.0 * c->n_layer * c->n_head * c->head_dim * r->row_len / 2;
+    return tokens * ((layers + attention) * (runs + (r->train && r->recompute == FB_RECOMPUTE_FULL ? 2 : 0)) + head * runs);
+}
+
 static double mib(uint64_t bytes)
 {
     return (double)bytes / 0x1p20;

@@ -72,6 +72,10 @@ typedef struct fb_plan {
 /* FB_NOFIT: which side is short, by how much, and which key to change; *out is then the plan that does not fit. */
 fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, fb_error *err);
 
+/* Floating-point operations of a full step: 6 per weight and token (8 when the forward is run again), the same for
+ * causal attention's products, rows being full. */
+double fb_plan_step_flops(const fb_plan_request *r);
+
 /* The gradient element that leaves the device, and whether it is a copy of the accumulator. */
 static inline bool fb_plan_grad_copied(fb_dtype act)
 {

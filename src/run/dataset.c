@@ -13,6 +13,12 @@ bool fb_dataset_packing(const fb_options *o)
     return o->packing_given ? o->packing : o->stage == FB_STAGE_PT;
 }
 
+uint32_t fb_dataset_row_len(const fb_dataset *d, const fb_options *o)
+{
+    uint32_t len = fb_dataset_packing(o) ? o->cutoff_len : d->train.doc_len_max;
+    return d->has_eval && d->eval.doc_len_max > len ? d->eval.doc_len_max : len;
+}
+
 static json_t *text_or_null(const char *s)
 {
     return s ? json_string(s) : json_null();

@@ -19,6 +19,8 @@ void      fb_dataset_close(fb_dataset *d); /* a zeroed struct is fine */
 /* Shows n rows, what is learned between brackets. */
 fb_status fb_dataset_preview(const fb_options *o, const fb_model_config *c, uint32_t n, const fb_sink *sink, fb_error *err);
 
+/* Tokens that a row holds at most: packed rows are filled to cutoff_len, others are as long as the longest document. */
+uint32_t fb_dataset_row_len(const fb_dataset *d, const fb_options *o);
 /* Whether rows are packed: as asked, else by the stage's custom (pt packs, sft does not). */
 bool fb_dataset_packing(const fb_options *o);
 

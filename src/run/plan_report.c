@@ -1,11 +1,53 @@
 /* plan_report.c - `forebay plan`: the byte ledger of a config, before anything is allocated. */
 #include <jansson.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "run/dataset.h"
 #include "run/job.h"
 #include "run/session.h"
 #include "run/sink.h"
+
+/* ---- how fast this machine multiplies: a short look, so that the step's time is of the right order ---- */
+
+enum { LOOK_SIZE = 768, LOOK_RUNS = 6 };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Floating-point operations a second, the best of a few matrix products; the first warms up. */
+static fb_status look_at_rate(double *rate, const fb_options *o, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_device *d;
+    void *mem;
+    const uint64_t n = LOOK_SIZE;
+    *rate = 0;
+    st = fb_device_open(&d, &(fb_device_options){ .backend = o->backend, .index = o->device, .n_thread = o->compute_threads }, err);
+    if (st != FB_OK)
+        return st;
+    FB_TRY(d->ops->alloc(d, 3 * n * n * sizeof(float), &mem, err));
+    float *x = mem;
+    FB_TRY(d->ops->fill_zero(d, FB_STREAM_COMPUTE, mem, 3 * n * n * sizeof(float), err));
+    for (int i = 0; i < LOOK_RUNS; i++) {
+        FB_TRY(d->ops->sync(d, FB_STREAM_COMPUTE, err));
+        double before = now();
+        FB_TRY(d->kernels->matmul_nt(d, &(fb_matmul_nt){ .act = FB_F32, .y_dtype = FB_F32, .m = LOOK_SIZE, .n = LOOK_SIZE,
+            .k = LOOK_SIZE, .x = x, .x_ld = n, .w = x + n * n, .w_ld = n, .y = x + 2 * n * n, .y_ld = n }, err));
+        FB_TRY(d->ops->sync(d, FB_STREAM_COMPUTE, err));
+        double seen = 2.0 * (double)(n * n * n) / (now() - before);
+        *rate = i && seen > *rate ? seen : *rate;
+    }
+done:
+    d->ops->close(d);
+    return st;
+}
+
+/* ---- the report ---- */
 
 static json_t *ledger(const fb_region *r, int n)
 {
@@ -16,12 +58,12 @@ static json_t *ledger(const fb_region *r, int n)
     return o;
 }
 
-static fb_status report_json(const fb_session *s, const fb_error *short_of, const fb_sink *sink, fb_error *err)
+static fb_status report_json(const fb_session *s, double step_seconds, const fb_error *short_of, const fb_sink *sink, fb_error *err)
 {
     const fb_plan *p = &s->plan;
-    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:n, s:o, s:o, s:i, s:i, s:i}", "fits", short_of == NULL,
+    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i}", "fits", short_of == NULL,
         "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
-        (json_int_t)p->device_bytes, "step_seconds", "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
+        (json_int_t)p->device_bytes, "step_seconds", step_seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
         "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
@@ -41,7 +83,7 @@ static void report_side(const char *title, const fb_region *r, int n, uint64_t t
     fb_say(sink, FB_SAY_RESULT, "  %-32s %12.1f MiB", "in all", (double)total / 0x1p20);
 }
 
-static void report_text(const fb_session *s, const fb_options *o, const fb_sink *sink)
+static void report_text(const fb_session *s, double step_seconds, const fb_options *o, const fb_sink *sink)
 {
     const fb_manifest *m = &s->manifest;
     const fb_plan *p = &s->plan;
@@ -52,6 +94,7 @@ static void report_text(const fb_session *s, const fb_options *o, const fb_sink 
     fb_say(sink, FB_SAY_RESULT, "%u of %u layers have a slot; %u micro-batches of at most %u tokens in %u pass%s a step; clipping %s",
            p->slots, m->cfg.n_layer, p->micro_per_pass * p->n_pass, p->t_max, p->n_pass, p->n_pass > 1 ? "es" : "",
            o->max_grad_norm > 0 ? "exact" : "off");
+    fb_say(sink, FB_SAY_RESULT, "about %.2g s a step, by the products alone, at the rate of a short look at this machine", step_seconds);
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, sink);
     report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, sink);
 }
@@ -62,22 +105,30 @@ fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
     fb_status st = FB_OK;
     fb_error short_of;
     const fb_options *o = &j->options;
+    double rate;
+    fb_dataset data = { 0 };
     fb_session s = { 0 };
     fb_session_request r = { .options = o, .train = true, .row_len = o->cutoff_len };
     uint32_t rows_per_step;
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     FB_TRY(fb_session_open(&s, o->model_name_or_path, err));
     fb_session_batch(o, &rows_per_step, &r.micro_rows, &r.n_micro);
+    if (o->dataset && o->output_dir) { /* what train will see; without data, rows are taken to be full */
+        FB_TRY(fb_dataset_open(&data, o, &s.manifest.cfg, &j->sink, err));
+        r.row_len = fb_dataset_row_len(&data, o);
+    }
+    FB_TRY(look_at_rate(&rate, o, err));
     st = fb_session_plan(&s, &r, &short_of);
     if (st != FB_OK && st != FB_NOFIT)
         FB_TRY(fb_fail(err, st, "%s", short_of.msg));
     bool fits = st == FB_OK;
     if (json)
-        FB_TRY(report_json(&s, fits ? NULL : &short_of, &j->sink, err));
+        FB_TRY(report_json(&s, s.step_flops / rate, fits ? NULL : &short_of, &j->sink, err));
     else
-        report_text(&s, o, &j->sink);
+        report_text(&s, s.step_flops / rate, o, &j->sink);
     st = fits ? FB_OK : fb_fail(err, FB_NOFIT, "%s", short_of.msg);
 done:
     fb_session_close(&s);
+    fb_dataset_close(&data);
     return st;
 }

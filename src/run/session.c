@@ -7,7 +7,7 @@
 #include "io/file.h"
 
 /* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
-static const uint64_t RUNTIME_BYTES = 16u << 20;
+static const uint64_t RUNTIME_BYTES = 8u << 20;
 
 void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro)
 {
@@ -44,6 +44,7 @@ fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *
         .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE,
         .hbm_budget = o->hbm_budget, .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
+    s->step_flops = fb_plan_step_flops(&p);
     return fb_plan_build(&s->plan, &p, err);
 }
 

@@ -21,6 +21,7 @@ typedef struct fb_session {
     fb_shard_set *shards;  /* closed once the weights are in place */
     fb_dtype      act;
     fb_plan       plan;
+    double        step_flops; /* of a full step */
     fb_device    *device;
     fb_team      *team;
     fb_state      state;

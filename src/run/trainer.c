@@ -5,6 +5,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "config/parse.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
 #include "run/dataset.h"
@@ -79,11 +80,7 @@ static fb_status open_rows(trainer *t, fb_session_request *r, fb_error *err)
     uint32_t rows_per_step;
     bool packing = fb_dataset_packing(o);
     fb_session_batch(o, &rows_per_step, &r->micro_rows, &r->n_micro);
-    /* Rows that are not packed are as long as the longest document, whatever cutoff_len would allow. */
-    uint32_t longest = t->data.train.doc_len_max;
-    r->row_len = packing ? o->cutoff_len : longest;
-    if (t->data.has_eval && t->data.eval.doc_len_max > r->row_len)
-        r->row_len = t->data.eval.doc_len_max;
+    r->row_len = fb_dataset_row_len(&t->data, o);
     fb_loader_options lo = { .row_len = r->row_len, .packing = packing, .shuffle = !o->disable_shuffling, .seed = o->seed,
                              .rows_per_step = rows_per_step, .rows_per_micro = r->micro_rows };
     fb_status st = fb_loader_new(&t->rows, &t->data.train, &lo, err);
@@ -93,6 +90,15 @@ static fb_status open_rows(trainer *t, fb_session_request *r, fb_error *err)
     return st;
 }
 
+/* Success is claimed only of a folder that holds the whole model. */
+static bool holds_model(const trainer *t)
+{
+    fb_session there = { 0 };
+    bool whole = fb_session_open(&there, t->o->output_dir, NULL) == FB_OK;
+    fb_session_close(&there);
+    return whole;
+}
+
 /* Where to go on from; dir is empty when the run starts afresh. */
 static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
 {
@@ -100,18 +106,19 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     const char *asked = t->o->resume_from_checkpoint;
     char final_state[FB_PATH_SIZE];
     fb_progress found;
+    bool newest = false, is_path = asked && !fb_parse_bool(asked, &newest);
     dir[0] = 0;
-    if (!asked || !strcmp(asked, "false"))
+    if (!newest && !is_path)
         return FB_OK;
     FB_TRY(fb_path_join(final_state, sizeof final_state, t->o->output_dir, "trainer_state.json", err));
-    if (!strcmp(asked, "true") && fb_file_exists(final_state)) {
+    if (newest && fb_file_exists(final_state)) {
         FB_TRY(fb_checkpoint_read_progress(&found, t->o->output_dir, err));
-        if (found.finished && !strcmp(found.fingerprint, t->at.fingerprint)) {
+        if (found.finished && !strcmp(found.fingerprint, t->at.fingerprint) && holds_model(t)) {
             t->already_finished = true;
             return FB_OK;
         }
     }
-    if (strcmp(asked, "true"))
+    if (is_path)
         FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
     else
         FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, err));
@@ -248,6 +255,10 @@ static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *e
         return FB_OK;
     }
     char rows[128];
+    if (!r->n_learned) {
+        fb_say(t->sink, FB_SAY_WARNING, "step %llu: its rows have nothing to learn; the step is passed over", (unsigned long long)t->at.data_step);
+        return FB_OK;
+    }
     fb_loader_describe(t->rows, t->at.data_step - 1, rows, sizeof rows);
     t->at.nonfinite_in_a_row++;
     fb_say(t->sink, FB_SAY_WARNING, "step %llu: loss %g, gradient norm %g; the step is passed over (%u in a row), its rows are %s",

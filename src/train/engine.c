@@ -684,6 +684,8 @@ static fb_status run(fb_engine *e, engine_mode mode, uint32_t n, fb_step_result 
         out->n_learned += e->micros[i].n_learned;
         out->n_token += e->micros[i].t;
     }
+    if (mode == MODE_TRAIN && !out->n_learned)
+        return FB_OK;
     bool backward = mode == MODE_TRAIN;
     if (backward != e->backward)
         fb_engine_forget(e);
@@ -726,6 +728,8 @@ fb_status fb_engine_step(fb_engine *e, uint32_t n, const fb_adamw *a, double max
         fb_updater_begin(e->updater, &adamw);
     }
     FB_TRY(run(e, MODE_TRAIN, n, out, err));
+    if (!out->n_learned)
+        return FB_OK;
     e->rope_state = e->rope_next;
     out->grad_norm = norm_of(e);
     out->clip_factor = max_grad_norm > 0 ? fmin(1.0, max_grad_norm / (out->grad_norm + 1e-6)) : 1.0;

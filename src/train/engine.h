@@ -41,7 +41,7 @@ typedef struct fb_step_result {
     double   grad_norm;   /* of the mean loss, over all parameters, before clipping */
     double   clip_factor; /* applied: min(1, max_grad_norm / (grad_norm + 1e-6)) */
     uint64_t n_learned, n_token;
-    bool     updated;     /* false: loss or norm is not finite, and nothing was changed */
+    bool     updated;     /* false: loss or norm is not finite, or nothing was to be learned; nothing was changed */
 } fb_step_result;
 
 /* Forward, backward, update of the first n micro-batches.  a->clip is set here.  max_grad_norm 0: no clipping.

@@ -1,4 +1,5 @@
 """Killed at any instant, a run loses nothing: what it ends with is, bit for bit, what it would have ended with."""
+import json
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from fb_checkpoint import make_model, make_rows
 from fb_command import FOREBAY, HANG_SECONDS, forebay, options, read_log, steps, train, write_rows, write_yaml
 
-FINAL = ("model.safetensors", "model.safetensors.index.json", "config.json")
+FINAL = ("model.safetensors", "model.safetensors.index.json", "config.json", "trainer_state.json")
 
 
 def weights(out):
@@ -32,6 +33,13 @@ def learned_alike(log, want):
         [(line["current_steps"], line["loss"], line["grad_norm"], line["tokens"]) for line in steps(want)]
 
 
+def undo_the_end(out):
+    """Leaves the folder as a kill between the fourth and the eighth step would have."""
+    for name in FINAL:
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "checkpoint-8", ignore_errors=True)
+
+
 @pytest.mark.parametrize("resume", ["true", "path"])
 def test_resume_in_the_middle(resume, whole, tmp_path):
     """The folder as a kill after the fourth step's checkpoint leaves it, with later lines in the log."""
@@ -39,9 +47,7 @@ def test_resume_in_the_middle(resume, whole, tmp_path):
     out = tmp_path / "out"
     train(out, save_strategy="steps", save_steps=4, **kind)
     assert weights(out) == want                     # saving changes nothing
-    for name in FINAL:
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / "checkpoint-8", ignore_errors=True)
+    undo_the_end(out)
     assert len(steps(read_log(out))) == 8
     again = train(out, save_strategy="steps", save_steps=4,
                   resume_from_checkpoint=True if resume == "true" else out / "checkpoint-4", **kind)
@@ -66,14 +72,22 @@ def test_resuming_a_finished_run(whole, tmp_path):
     assert (out / "trainer_log.jsonl").read_bytes() == log
 
 
+def test_finished_but_the_model_is_gone(whole, tmp_path):
+    """Success is claimed only of a folder that holds the model."""
+    kind, want, _ = whole
+    out = tmp_path / "out"
+    train(out, save_strategy="steps", save_steps=4, **kind)
+    (out / "model.safetensors").unlink()
+    result = forebay("train", tmp_path / "out.yaml", "resume_from_checkpoint=true")
+    assert result.code != 0 or weights(out) == want
+
+
 def test_resume_may_run_differently(whole, tmp_path):
     """Slots, threads and recompute are how a run goes, not what it learns: they may change at a resume."""
     kind, want, _ = whole
     out = tmp_path / "out"
     train(out, save_strategy="steps", save_steps=4, **kind)
-    for name in FINAL:
-        (out / name).unlink(missing_ok=True)
-    shutil.rmtree(out / "checkpoint-8", ignore_errors=True)
+    undo_the_end(out)
     train(out, resume_from_checkpoint=True, slots="all", overlap=False, recompute="full", update_threads=1, **kind)
     assert weights(out) == want
 
@@ -113,5 +127,4 @@ def read_whole_lines(out):
     """The log may be caught with its last line half written."""
     path = out / "trainer_log.jsonl"
     text = path.read_text() if path.exists() else ""
-    import json
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -13,7 +13,11 @@
 #define AVX512 __attribute__((target("avx512f")))
 #define AVX512_INLINE static inline __attribute__((always_inline, target("avx512f")))
 
-enum { ROWS = FB_SGEMM_ROWS, COLS = FB_SGEMM_COLS, STRIP = 16 /* a packed strip's row distance: one vector */ };
+enum {
+    ROWS = FB_SGEMM_ROWS, COLS = FB_SGEMM_COLS,
+    STRIP = 16,      /* floats a step of a packed strip takes: one vector */
+    PACK_DEPTH = 32, /* steps packed at a time */
+};
 
 bool fb_sgemm_avx512_runs_here(void)
 {
@@ -83,27 +87,34 @@ AVX512 static void pack_b_transposed(const float *b, uint64_t ld, uint32_t depth
     }
 }
 
-/* The same from B stored [depth, cols]. */
+/* The same from B stored [depth, cols].  A few steps of depth at a time: all of them would touch a page each, one at a
+ * time would write lines that lie a multiple of 4 KiB apart and so share a set of the first-level cache. */
 AVX512 static void pack_b(const float *b, uint64_t ld, uint32_t depth, uint32_t cols, float *to)
 {
-    for (uint32_t k = 0; k < depth; k++) {
-        const float *from = b + k * ld;
-        float *panel = to + k * COLS;
+    for (uint32_t first = 0; first < depth; first += PACK_DEPTH) {
+        uint32_t end = depth - first < PACK_DEPTH ? depth : first + PACK_DEPTH;
+        float *panel = to;
         for (uint32_t c = 0; c < cols; c += COLS, panel += (uint64_t)depth * COLS) {
             __mmask16 left = first_lanes(cols - c), right = first_lanes(cols - c > 16 ? cols - c - 16 : 0);
-            _mm512_store_ps(panel, _mm512_maskz_loadu_ps(left, from + c));
-            _mm512_store_ps(panel + 16, _mm512_maskz_loadu_ps(right, from + c + 16));
+            for (uint32_t k = first; k < end; k++) {
+                _mm512_store_ps(panel + k * COLS, _mm512_maskz_loadu_ps(left, b + k * ld + c));
+                _mm512_store_ps(panel + k * COLS + 16, _mm512_maskz_loadu_ps(right, b + k * ld + c + 16));
+            }
         }
     }
 }
 
-/* Strips [depth, STRIP] of ROWS rows each from A stored [depth, rows]. */
+/* Strips [depth, STRIP] of ROWS rows each from A stored [depth, rows], likewise. */
 AVX512 static void pack_a_transposed(const float *a, uint64_t ld, uint32_t depth, uint32_t rows, float *to)
 {
-    for (uint32_t k = 0; k < depth; k++) {
-        float *strip = to + k * STRIP;
-        for (uint32_t r = 0; r < rows; r += ROWS, strip += (uint64_t)depth * STRIP)
-            _mm512_store_ps(strip, _mm512_maskz_loadu_ps(first_lanes(rows - r < ROWS ? rows - r : ROWS), a + k * ld + r));
+    for (uint32_t first = 0; first < depth; first += PACK_DEPTH) {
+        uint32_t end = depth - first < PACK_DEPTH ? depth : first + PACK_DEPTH;
+        float *strip = to;
+        for (uint32_t r = 0; r < rows; r += ROWS, strip += (uint64_t)depth * STRIP) {
+            __mmask16 lanes = first_lanes(rows - r < ROWS ? rows - r : ROWS);
+            for (uint32_t k = first; k < end; k++)
+                _mm512_store_ps(strip + k * STRIP, _mm512_maskz_loadu_ps(lanes, a + k * ld + r));
+        }
     }
 }
 

@@ -239,6 +239,27 @@ static fb_status cpu_call(fb_device *d, fb_stream s, void (*fn)(void *arg, bool 
 
 /* ---- memory ---- */
 
+typedef struct touched {
+    unsigned char *mem;
+    uint64_t       size;
+} touched;
+
+enum { TOUCH_SIZE = 2 << 20 };
+
+static void touch_task(void *ctx, uint64_t task, uint32_t worker)
+{
+    (void)worker;
+    const touched *t = ctx;
+    uint64_t first = task * TOUCH_SIZE;
+    memset(t->mem + first, 0, t->size - first < TOUCH_SIZE ? t->size - first : TOUCH_SIZE);
+}
+
+/* A device has its memory from the start; here the system gives pages at their first use, so they are used. */
+static void touch(struct fb_cpu *c, void *mem, uint64_t size)
+{
+    fb_team_run(c->scratch.team, (size + TOUCH_SIZE - 1) / TOUCH_SIZE, touch_task, &(touched){ mem, size });
+}
+
 static fb_status cpu_alloc(fb_device *d, uint64_t size, void **out, fb_error *err)
 {
     struct fb_cpu *c = cpu_of(d);
@@ -253,6 +274,7 @@ static fb_status cpu_alloc(fb_device *d, uint64_t size, void **out, fb_error *er
         return fb_fail(err, FB_NOMEM, "cpu device: the system has no %.1f MiB for the arena", (double)size / 0x1p20);
     }
     madvise(mem, mapped, MADV_HUGEPAGE); /* advice only */
+    touch(c, mem, mapped);
     *b = (block){ mem, size, c->blocks };
     c->blocks = b;
     c->used += size;
@@ -365,6 +387,7 @@ fb_status fb_cpu_open(fb_device **out, const fb_device_options *o, fb_error *err
     c->scratch.base = aligned_alloc(MEMORY_ALIGN, (size_t)n_thread * FB_CPU_SCRATCH_SIZE);
     if (!c->scratch.base)
         FB_TRY(fb_fail(err, FB_NOMEM, "cpu device: no memory for the scratch of %u threads", n_thread));
+    touch(c, c->scratch.base, (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE);
     for (int i = 0; i < FB_STREAM_COUNT && !c->inline_run; i++) {
         stream *s = &c->streams[i];
         if (pthread_create(&s->thread, NULL, stream_main, s) != 0)
