@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh - fine-tunes SmolLM2-135M-Instruct on the Jargon File and shows that it learned.  `make demo` calls it.
-# FOREBAY_DEMO_SHORT=1 makes four steps instead of 28, to see that everything works.
+# FOREBAY_DEMO_SHORT=1 makes four steps instead of 36, to see that everything works.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -72,7 +72,7 @@ class Writer:
         self.label_kind = LABEL_MASK
 
     def add(self, ids, labels):
-        """One document: numpy integers, labels NOT_LEARNED or an id, not all of them NOT_LEARNED."""
+        """One document: numpy integers, labels NOT_LEARNED or an id."""
         learned = labels != NOT_LEARNED
         assert not learned[0]
         if (labels[learned] != ids[learned]).any():

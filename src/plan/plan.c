@@ -42,8 +42,8 @@ static uint32_t loss_rows(uint32_t vocab, uint32_t t_max)
     return (uint32_t)min_u64(rows, max_u64(t_max, 1));
 }
 
-/* Sizes for a given number of passes. */
-static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
+/* Sizes for a given number of passes and place of the block inputs. */
+static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool inputs_on_host)
 {
     const fb_manifest *m = r->manifest;
     const fb_model_config *c = &m->cfg;
@@ -55,6 +55,8 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
     p->n_pass = n_pass;
     p->micro_per_pass = (r->n_micro + n_pass - 1) / n_pass;
     uint64_t k = p->micro_per_pass, n_layer = c->n_layer;
+    p->inputs_on_host = inputs_on_host;
+    p->n_input = (uint32_t)(inputs_on_host ? k + FB_INPUT_SPARES : k * (r->train ? n_layer + 1 : 2));
     p->slot_size = pad(m->extent_max_layer * act);
     p->head_size = pad(final->extent * act) + (c->tied ? pad(embed->extent * act) : 0);
     p->input_size = pad(t * c->hidden * act);
@@ -79,7 +81,7 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
     uint64_t d[FB_DEV_COUNT] = {
         [FB_DEV_SLOTS] = p->slots * p->slot_size,
         [FB_DEV_HEAD_SLOT] = p->head_size,
-        [FB_DEV_INPUTS] = p->input_size * k * (r->train ? n_layer + 1 : 2),
+        [FB_DEV_INPUTS] = p->input_size * p->n_input,
         [FB_DEV_SAVED] = p->saved_size * k * n_layer,
         [FB_DEV_SCRATCH] = r->train ? fb_layer_scratch_size(&shape, policy, t) : fb_layer_temporaries_at(&shape, policy, t).d_act,
         /* logits; in bf16 their gradient too; hidden rows before and after the norm, and their gradients */
@@ -91,18 +93,21 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
         [FB_DEV_SUMS] = pad(sizeof(double) * (m->n_block + 1)),
     };
     if (r->train) {
-        d[FB_DEV_DX] = p->input_size * k;
+        d[FB_DEV_DX] = inputs_on_host ? 0 : p->input_size * k;
         d[FB_DEV_ACC] = p->n_acc * p->acc_size;
         d[FB_DEV_TABLE_ACC] = pad(table * sizeof(float));
         d[FB_DEV_FINAL_ACC] = c->tied ? pad(final->extent * sizeof(float)) : 0;
         d[FB_DEV_GRAD_OUT] = copied ? pad(p->out_elems * grad) : 0;
     }
+    /* The head runs when no layer does: it begins in the layers' scratch, and the ledger counts what goes beyond. */
+    d[FB_DEV_LOSS] -= min_u64(d[FB_DEV_LOSS], d[FB_DEV_SCRATCH]);
     p->device_bytes = 0;
     for (int i = 0; i < FB_DEV_COUNT; i++) {
         p->device[i].offset = p->device_bytes;
         p->device[i].size = d[i];
         p->device_bytes += d[i];
     }
+    p->loss_offset = p->device[FB_DEV_SCRATCH].offset;
 
     uint64_t n = m->extent, moments = r->train ? 4 * n : 0;
     uint64_t h[FB_HOST_COUNT] = {
@@ -112,6 +117,7 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass)
         [FB_HOST_GRADIENTS] = r->train && r->clip ? grad * n : 0,
         [FB_HOST_ACCUMULATORS] = r->train && n_pass > 1 && (copied || !r->clip) ? sizeof(float) * n : 0,
         [FB_HOST_SLABS] = r->train && !r->clip ? p->n_slab * pad(p->slab_elems * grad) : 0,
+        [FB_HOST_INPUTS] = inputs_on_host ? p->input_size * k * n_layer : 0,
         [FB_HOST_STAGING] = 2 * p->input_size,
         [FB_HOST_BATCH] = p->meta_size * r->n_micro + p->rope_size * (c->rope.type == FB_ROPE_DYNAMIC ? r->n_micro : 1),
         [FB_HOST_RUNTIME] = r->runtime_bytes,
@@ -159,6 +165,15 @@ static void remedy(char *buf, size_t size, const fb_plan *p, const fb_plan_reque
 #undef SAY
 }
 
+/* A bound, from above, on what activations take.  Below 2^62 no sum of lay_out wraps: weights are at most 2^56. */
+static bool is_countable(const fb_plan_request *r, uint64_t t)
+{
+    const fb_model_config *c = &r->manifest->cfg;
+    double heads = ((double)c->n_head + c->n_kv_head) * c->head_dim;
+    double token = 4 * (6 * (double)c->hidden + 6 * heads + 6 * (double)c->ffn_dim + 64); /* bytes in one layer, scratch too */
+    return ((double)t * r->n_micro + r->cache_len) * token * ((double)c->n_layer + 4) < 0x1p62;
+}
+
 fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, fb_error *err)
 {
     fb_plan p = { .slots = r->slots };
@@ -167,15 +182,21 @@ fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, fb_error *err)
     if (t == 0 || t > INT32_MAX / 2)
         return fb_fail(err, FB_CONFIG, "plan: a micro-batch of %u rows of %u tokens has %llu tokens, 1 to %d are possible",
                        r->micro_rows, r->row_len, (unsigned long long)t, INT32_MAX / 2);
+    if (!is_countable(r, t))
+        return fb_fail(err, FB_CONFIG, "plan: a step of %u micro-batches of %llu tokens needs more memory than any machine has; lower "
+                       "gradient_accumulation_steps or per_device_train_batch_size", r->n_micro, (unsigned long long)t);
     p.t_max = (uint32_t)t;
     if (p.slots > r->manifest->cfg.n_layer)
         p.slots = r->manifest->cfg.n_layer;
     p.loss_rows = loss_rows(r->manifest->cfg.vocab, p.t_max);
 
-    /* The fewest passes that fit: each further pass reads all weights once more. */
-    lay_out(&p, r, 1);
-    for (uint32_t n_pass = 2; r->train && r->hbm_budget && p.device_bytes > r->hbm_budget && n_pass <= r->n_micro; n_pass++)
-        lay_out(&p, r, n_pass);
+    /* The fewest passes that fit: each further pass moves all weights once more, which is dearer than moving the block
+     * inputs to the host and back. */
+    lay_out(&p, r, 1, false);
+    if (r->train && r->hbm_budget)
+        for (uint32_t n_pass = 1; p.device_bytes > r->hbm_budget && n_pass <= r->n_micro; n_pass++)
+            for (int on_host = n_pass == 1; p.device_bytes > r->hbm_budget && on_host < 2; on_host++)
+                lay_out(&p, r, n_pass, on_host);
     *out = p;
     if (r->hbm_budget && p.device_bytes > r->hbm_budget) {
         char how[200];

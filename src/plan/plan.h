@@ -30,17 +30,19 @@ typedef struct fb_plan_request {
 #define FB_PLAN_DEVICE_MAP(X)                                                         \
     X(SLOTS, "layer slots")            X(HEAD_SLOT, "head slot")                      \
     X(INPUTS, "block inputs")          X(SAVED, "saved activations")                  \
-    X(SCRATCH, "layer scratch")        X(DX, "activation gradients")                  \
+    X(SCRATCH, "layer scratch")        X(LOSS, "logits, beyond the scratch")          \
+    X(DX, "activation gradients")                                                     \
     X(ACC, "layer gradients, fp32")    X(TABLE_ACC, "table gradient, fp32")           \
     X(FINAL_ACC, "final norm gradient") X(GRAD_OUT, "gradients to send")              \
-    X(LOSS, "logits and loss")         X(META, "batch")  X(ROPE, "rope tables")       \
+    X(META, "batch")  X(ROPE, "rope tables")       \
     X(CACHE, "key-value cache")        X(SUMS, "loss and norms")
 #define FB_PLAN_HOST_MAP(X)                                                           \
     X(WEIGHTS, "weights")              X(REMAINDERS, "weights, low halves")           \
     X(M, "first moments")              X(V, "second moments")                         \
     X(GRADIENTS, "gradients")          X(ACCUMULATORS, "gradients between passes, fp32") \
     X(SLABS, "gradient slabs")         X(STAGING, "embedding rows")                   \
-    X(BATCH, "batch")                  X(RUNTIME, "runtime and libraries")
+    X(INPUTS, "block inputs")          X(BATCH, "batch")                              \
+    X(RUNTIME, "runtime and libraries")
 
 #define FB_PLAN_ENUM_D(name, text) FB_DEV_##name,
 #define FB_PLAN_ENUM_H(name, text) FB_HOST_##name,
@@ -48,6 +50,10 @@ typedef enum { FB_PLAN_DEVICE_MAP(FB_PLAN_ENUM_D) FB_DEV_COUNT } fb_plan_device_
 typedef enum { FB_PLAN_HOST_MAP(FB_PLAN_ENUM_H) FB_HOST_COUNT } fb_plan_host_region;
 #undef FB_PLAN_ENUM_D
 #undef FB_PLAN_ENUM_H
+
+/* Buffers that go round when block inputs live on the host (train/inputs.h): one being written, one leaving or
+ * arriving, one to be ahead by. */
+enum { FB_INPUT_SPARES = 3 };
 
 typedef struct fb_region {
     const char *name;
@@ -63,8 +69,11 @@ typedef struct fb_plan {
     uint32_t  loss_rows;        /* rows of logits at a time: a function of the vocabulary alone */
     uint32_t  n_acc;            /* layer gradient accumulators */
     uint32_t  n_slab;
+    bool      inputs_on_host;   /* block inputs leave the device between forward and backward */
+    uint32_t  n_input;          /* buffers for them on the device */
     uint64_t  slot_size, head_size, input_size, saved_size, acc_size, slab_elems, out_elems;
     uint64_t  meta_size, rope_size; /* of one micro-batch / one table */
+    uint64_t  loss_offset;      /* of the head's scratch: it shares the layers' */
     uint64_t  cache_size, cache_k_offset; /* of one layer; 0: no cache */
     uint32_t  n_rope;           /* tables: one, or one a micro-batch when the type is dynamic */
 } fb_plan;

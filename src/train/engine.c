@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "sched/schedule.h"
+#include "train/inputs.h"
 #include "train/layer.h"
 #include "train/update.h"
 
@@ -52,10 +53,12 @@ struct fb_engine {
     unsigned char    *staging[N_STAGING];
     fb_event         *staging_free[N_STAGING];
     fb_micro         *micros;
+    unsigned char    *host_inputs;
     unsigned char    *meta, *rope;  /* host; one a micro-batch, one a table */
     fb_rope_state     rope_state, rope_next;
     bool              rope_uploaded;
     double           *sums;         /* host: [n_block] squared norms, then the loss */
+    fb_inputs         inputs;
     fb_pool           slabs;
     landing          *landings;
     bool              loss_finite;  /* written by the d2h stream before any landing of the step */
@@ -77,17 +80,6 @@ struct fb_engine {
 static unsigned char *region(const fb_engine *e, fb_plan_device_region r)
 {
     return e->arena + e->plan.device[r].offset;
-}
-
-static unsigned char *input_at(const fb_engine *e, uint32_t layer, uint32_t i)
-{
-    uint64_t row = e->mode == MODE_TRAIN ? layer : layer & 1u;
-    return region(e, FB_DEV_INPUTS) + (row * e->plan.micro_per_pass + i) * e->plan.input_size;
-}
-
-static unsigned char *dx_at(const fb_engine *e, uint32_t i)
-{
-    return region(e, FB_DEV_DX) + i * e->plan.input_size;
 }
 
 static fb_micro_arrays meta_at(const fb_engine *e, uint32_t i)
@@ -320,7 +312,8 @@ static fb_status visit_embed(fb_engine *e, fb_error *err)
         FB_TRY(e->ops->event_wait_host(e->d, e->staging_free[s], err));
         gather g = { e->staging[s], fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), micro->host.id, row_size, micro->t };
         fb_team_run(e->o.team, (micro->t + GATHER_ROWS - 1) / GATHER_ROWS, gather_task, &g);
-        FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, input_at(e, 0, i), e->staging[s], micro->t * row_size, err));
+        fb_inputs_set_used(&e->inputs, i, micro->t * row_size);
+        FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, fb_inputs_first(&e->inputs, i), e->staging[s], micro->t * row_size, err));
         FB_TRY(e->ops->record(e->d, FB_STREAM_H2D, e->staging_free[s], err));
     }
     FB_TRY(after(e, FB_STREAM_COMPUTE, FB_STREAM_H2D, e->embed_ready, err));
@@ -434,7 +427,7 @@ done:
 
 /* ---- decoder layers ---- */
 
-static fb_layer_binding bind_layer(const fb_engine *e, uint32_t layer, uint32_t slot, uint32_t i)
+static fb_layer_binding bind_layer(const fb_engine *e, uint32_t layer, uint32_t slot, uint32_t i, void *x)
 {
     const fb_micro *micro = &e->micros[e->first + i];
     fb_micro_arrays meta = meta_at(e, i);
@@ -445,7 +438,7 @@ static fb_layer_binding bind_layer(const fb_engine *e, uint32_t layer, uint32_t 
         .t = micro->t, .t_max = e->plan.t_max, .weights = e->device_slots[slot].mem,
         .position = meta.position, .span = meta.span, .n_span = micro->n_span,
         .q_len_max = micro->len_max, .k_len_max = micro->len_max + e->cache_row,
-        .x = input_at(e, layer, i), .scratch = region(e, FB_DEV_SCRATCH),
+        .x = x, .scratch = region(e, FB_DEV_SCRATCH),
         .saved = region(e, FB_DEV_SAVED) + (keep * e->plan.micro_per_pass + i) * e->plan.saved_size,
     };
     bind_rope(e, i, &b.cos, &b.sin);
@@ -463,8 +456,11 @@ static fb_status visit_forward(fb_engine *e, uint32_t v, const fb_visit *visit, 
     uint32_t slot;
     FB_TRY(enter_layer(e, v, visit->layer, &slot, err));
     for (uint32_t i = 0; i < e->count; i++) {
-        fb_layer_binding b = bind_layer(e, visit->layer, slot, i);
-        FB_TRY(fb_layer_forward(&b, input_at(e, visit->layer + 1, i), err));
+        void *x, *y;
+        FB_TRY(fb_inputs_forward(&e->inputs, visit->layer, i, &x, &y, err));
+        fb_layer_binding b = bind_layer(e, visit->layer, slot, i, x);
+        FB_TRY(fb_layer_forward(&b, y, err));
+        FB_TRY(fb_inputs_forward_done(&e->inputs, visit->layer, i, err));
     }
     FB_TRY(leave_layer(e, visit, slot, err));
 done:
@@ -480,9 +476,12 @@ static fb_status visit_backward(fb_engine *e, uint32_t v, const fb_visit *visit,
     /* Not zeroed: the first micro-batch overwrites, and the padding between tensors has been zero from the start. */
     FB_TRY(open_accumulator(e, visit->layer + 1, acc, e->acc_free[a], false, err));
     for (uint32_t i = 0; i < e->count; i++) {
-        fb_layer_binding b = bind_layer(e, visit->layer, slot, i);
+        void *x;
+        FB_TRY(fb_inputs_backward(&e->inputs, visit->layer, i, &x, err));
+        fb_layer_binding b = bind_layer(e, visit->layer, slot, i, x);
         b.gradients = acc;
-        FB_TRY(fb_layer_backward(&b, dx_at(e, i), e->pass > 0 || i > 0, err));
+        FB_TRY(fb_layer_backward(&b, fb_inputs_dx(&e->inputs, i), e->pass > 0 || i > 0, err));
+        FB_TRY(fb_inputs_backward_done(&e->inputs, err));
     }
     FB_TRY(leave_layer(e, visit, slot, err));
     FB_TRY(close_accumulator(e, visit->layer + 1, acc, e->acc_free[a], err));
@@ -511,7 +510,7 @@ static head_place place_head(const fb_engine *e)
                       : e->head.mem + (uint64_t)last->offset[FB_ROLE_HEAD] * size,
         .d_norm = (tied ? final_acc : table_acc) + last->offset[FB_ROLE_FINAL_NORM],
         .d_table = tied ? table_acc + embed->offset[FB_ROLE_EMBED] : table_acc + last->offset[FB_ROLE_HEAD],
-        .logits = region(e, FB_DEV_LOSS),
+        .logits = e->arena + e->plan.loss_offset,
     };
     uint64_t logits = ((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * sizeof(float) + 255) / 256 * 256;
     uint64_t d_logits = ((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * size + 255) / 256 * 256;
@@ -560,7 +559,7 @@ static fb_status head_micro(fb_engine *e, const head_place *p, uint32_t i, fb_er
     bool train = e->mode == MODE_TRAIN;
     if (n) {
         FB_TRY(e->k->gather_rows(e->d, &(fb_gather_rows){ .act = e->o.act, .n = n, .c = c->hidden,
-            .x = input_at(e, c->n_layer, i), .index = meta.learn_index, .y = p->x }, err));
+            .x = fb_inputs_last(&e->inputs, i), .index = meta.learn_index, .y = p->x }, err));
         FB_TRY(e->k->rms_norm(e->d, &(fb_rms_norm){ .act = e->o.act, .t = n, .c = c->hidden, .eps = c->norm_eps,
             .x = p->x, .w = p->norm, .y = p->h, .rstd = p->rstd }, err));
         for (uint32_t first = 0; first < n; first += e->plan.loss_rows)
@@ -572,7 +571,7 @@ static fb_status head_micro(fb_engine *e, const head_place *p, uint32_t i, fb_er
         FB_TRY(e->k->rms_norm_bwd(e->d, &(fb_rms_norm_bwd){ .act = e->o.act, .t = n, .c = c->hidden, .x = p->x, .w = p->norm,
             .dy = p->dh, .rstd = p->rstd, .dx = p->h, .dw = p->d_norm, .accumulate = true }, err));
     FB_TRY(e->k->scatter_rows(e->d, &(fb_scatter_rows){ .act = e->o.act, .n = n, .t = micro->t, .c = c->hidden, .x = p->h,
-        .index = meta.learn_index, .y = dx_at(e, i) }, err));
+        .index = meta.learn_index, .y = fb_inputs_dx(&e->inputs, i) }, err));
 done:
     return st;
 }
@@ -594,6 +593,8 @@ static fb_status visit_head(fb_engine *e, fb_error *err)
             FB_TRY(open_accumulator(e, last, final_acc, e->final_free, true, err));
     }
     head_place p = place_head(e);
+    if (train)
+        FB_TRY(fb_inputs_turn(&e->inputs, err));
     for (uint32_t i = 0; i < e->count; i++)
         FB_TRY(head_micro(e, &p, i, err));
     FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, e->head.used, err));
@@ -620,7 +621,7 @@ static fb_status visit_embed_backward(fb_engine *e, fb_error *err)
     for (uint32_t i = 0; i < e->count; i++) {
         fb_micro_arrays meta = meta_at(e, i);
         FB_TRY(e->k->embed_grad(e->d, &(fb_embed_grad){ .act = e->o.act, .c = e->m->cfg.hidden,
-            .n_unique = e->micros[e->first + i].n_unique, .dx = dx_at(e, i), .id = meta.embed_id,
+            .n_unique = e->micros[e->first + i].n_unique, .dx = fb_inputs_dx(&e->inputs, i), .id = meta.embed_id,
             .start = meta.embed_start, .order = meta.embed_order,
             .d_table = acc + e->m->blocks[0].offset[FB_ROLE_EMBED] }, err));
     }
@@ -660,6 +661,7 @@ static fb_status run_pass(fb_engine *e, fb_error *err)
     /* The previous pass's kernels still read the batch and the inputs that are about to be sent. */
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, e->pass_done, err));
     FB_TRY(upload_batch(e, err));
+    fb_inputs_begin(&e->inputs, e->count, e->backward);
     for (uint32_t i = 0; i < e->n_slot; i++) /* the list begins again */
         if (e->slots[i].layer != FB_NEVER && e->slots[i].next_use >= e->n_visit[e->backward])
             e->slots[i].next_use -= e->n_visit[e->backward];
@@ -816,8 +818,8 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     const fb_plan *p = &e->plan;
     uint32_t n_rope = rope_is_dynamic(e) ? e->o.n_micro : 1;
     uint64_t slab_size = (p->slab_elems * fb_dtype_size(e->o.act) + 255) / 256 * 256;
-    uint64_t slabs = p->host[FB_HOST_SLABS].size, sums = (e->m->n_block + 1) * sizeof(double);
-    uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + sums;
+    uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, sums = (e->m->n_block + 1) * sizeof(double);
+    uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + sums;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mem == MAP_FAILED)
         return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for the batch", (double)size / 0x1p20);
@@ -831,6 +833,7 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     if (slabs)
         fb_pool_init(&e->slabs, at, slab_size, p->n_slab);
     at += slabs;
+    e->host_inputs = at, at += inputs;
     e->sums = (double *)(void *)at;
     for (uint32_t i = 0; i < e->o.n_micro; i++)
         fb_micro_init(&e->micros[i], e->meta + i * p->meta_size, p->t_max, e->m->cfg.pad);
@@ -876,6 +879,7 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     for (uint32_t i = 0; i < e->n_slot; i++)
         e->device_slots[i].mem = region(e, FB_DEV_SLOTS) + i * e->plan.slot_size;
     e->head.mem = region(e, FB_DEV_HEAD_SLOT);
+    FB_TRY(fb_inputs_init(&e->inputs, &e->plan, e->d, e->arena, e->host_inputs, c->n_layer, err));
     FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, region(e, FB_DEV_ACC), e->plan.device[FB_DEV_ACC].size, err));
     if (o->train)
         FB_TRY(fb_updater_new(&e->updater, o->state, &e->slabs, o->update_threads, err));
@@ -907,6 +911,7 @@ void fb_engine_free(fb_engine *e)
     }
     if (e->arena)
         e->ops->free(e->d, e->arena);
+    fb_inputs_deinit(&e->inputs);
     fb_pool_deinit(&e->slabs);
     if (e->host) {
         e->ops->unpin(e->d, e->host);

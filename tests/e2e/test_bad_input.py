@@ -246,9 +246,9 @@ def unknown_dtype(table, data):
 
 
 @pytest.mark.parametrize("bend,facts", [
-    (overlapping, [DOWN]), (duplicate, [re.compile("twice|duplicate")]), (hole, []), (trailing, []), (past_the_end, []), (backwards, [DOWN]),
-    (size_is_not_shape, [DOWN]), (huge_shape, [DOWN]), (negative_shape, [DOWN]), (wrong_dtype, [DOWN, "I64"]),
-    (unknown_dtype, [DOWN, "F7"]),
+    (overlapping, [DOWN]), (duplicate, [re.compile("twice|duplicate")]), (hole, []), (trailing, []),
+    (past_the_end, []), (backwards, [DOWN]), (size_is_not_shape, [DOWN]), (huge_shape, [DOWN]),
+    (negative_shape, [DOWN]), (wrong_dtype, [DOWN, "I64"]), (unknown_dtype, [DOWN, "F7"]),
 ], ids=lambda value: value.__name__ if callable(value) else "")
 def test_bent_header(bend, facts, place):
     table, data = bend(*entries(WEIGHTS))

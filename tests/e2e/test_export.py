@@ -20,8 +20,9 @@ DTYPE_KEYS = {"torch_dtype", "dtype", "transformers_version"}
 def test_transformers_loads_it_with_the_same_logits(case, save_dtype, torch_or_skip, tmp_path):
     model, rows, out = GOLDEN / case / "model", GOLDEN / case / "rows.jsonl", tmp_path / "out"
     train(out, model, rows, max_steps=3, save_dtype=save_dtype)
-    done = subprocess.run([torch_or_skip, Path(__file__).parent / "torch_logits.py", out, rows, tmp_path / "theirs.npy"],
-                          capture_output=True, text=True, timeout=HANG_SECONDS)
+    script = Path(__file__).parent / "torch_logits.py"
+    done = subprocess.run([torch_or_skip, script, out, rows, tmp_path / "theirs.npy"], capture_output=True, text=True,
+                          timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     ours = golden_dump(out, rows, tmp_path / "ours.safetensors")["logits"]
     assert distance(ours, np.load(tmp_path / "theirs.npy")) <= 1e-5

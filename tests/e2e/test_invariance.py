@@ -65,7 +65,7 @@ def test_only_the_cut_into_micro_batches_counts(dtype, model, base, models, rows
 
 CUTS = {"4 x 2": dict(per_device_train_batch_size=4, gradient_accumulation_steps=2),
         "2 x 4": dict(per_device_train_batch_size=2, gradient_accumulation_steps=4),
-        "micro_batch 4": dict(micro_batch=4), "micro_batch 2": dict(micro_batch=2), "micro_batch 1": dict(micro_batch=1)}
+        **{f"micro_batch {n}": dict(micro_batch=n) for n in (4, 2, 1)}}
 
 
 @pytest.fixture(scope="module")

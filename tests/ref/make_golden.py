@@ -117,6 +117,8 @@ CASES = {
 CLASSES = dict(llama="LlamaForCausalLM", mistral="MistralForCausalLM", qwen2="Qwen2ForCausalLM",
                qwen3="Qwen3ForCausalLM")
 SHARDED = {"llama-f16-shards": 2}
+# Scale of the final norm's weight, elsewhere 1: it brings the gradient's norm to both sides of the clip.
+FINAL_NORM = {"llama-bias": 0.6, "qwen3-linear": 0.55}
 
 
 def seed_of(name):
@@ -143,6 +145,8 @@ def write_model(folder, name):
             value = 0.5 * noise
         else:
             value = noise / math.sqrt(tensor.shape[1])
+        if key == "model.norm.weight":
+            value *= FINAL_NORM.get(name, 1)
         weights[key] = value.to(torch.bfloat16).to(dtype).contiguous()   # the same values whatever the dtype
 
     n_shard = SHARDED.get(name, 1)

@@ -12,14 +12,14 @@
 
 static char temp_dir[64];
 
-static int temp_dir_make(void **state)
+static inline int temp_dir_make(void **state)
 {
     (void)state;
     strcpy(temp_dir, "/tmp/fb_test_XXXXXX");
     return mkdtemp(temp_dir) ? 0 : -1;
 }
 
-static int temp_dir_remove(void **state)
+static inline int temp_dir_remove(void **state)
 {
     (void)state;
     return fb_dir_remove(temp_dir, NULL) == FB_OK ? 0 : -1;

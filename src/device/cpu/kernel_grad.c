@@ -4,7 +4,11 @@
 #include "device/cpu/cpu.h"
 #include "device/cpu/vec.h"
 
-enum { GRAD_TILE = 1 << 16, SQ_LANES = 32 };
+enum {
+    GRAD_TILE = 1 << 16, /* elements: what the header promises */
+    GRAD_STEP = 1024,    /* rounded, then squared, while in the first-level cache */
+    SQ_LANES = 32,
+};
 
 typedef struct grad_tiles {
     const fb_grad_out *a;
@@ -14,20 +18,19 @@ typedef struct grad_tiles {
 /* The norm is that of the rounded values: they are what the optimizer sees. */
 FB_INLINE double grad_tile(const fb_grad_out *a, uint64_t first, uint64_t n, fb_dtype out)
 {
-    const float *acc = a->acc + first;
-    void *to = fb_at(a->out, out, first);
     double lane[SQ_LANES] = { 0 };
-    uint64_t i = 0;
-    for (; i + SQ_LANES <= n; i += SQ_LANES)
-        for (int j = 0; j < SQ_LANES; j++) {
-            double v = fb_round_to(out, acc[i + j]);
-            lane[j] += v * v;
-        }
-    for (int j = 0; i + j < n; j++) {
-        double v = fb_round_to(out, acc[i + j]);
-        lane[j] += v * v;
+    for (uint64_t i = 0; i < n; i += GRAD_STEP) {
+        uint64_t steps = n - i < GRAD_STEP ? n - i : GRAD_STEP, k = 0;
+        void *to = fb_at(a->out, out, first + i);
+        float widened[GRAD_STEP];
+        fb_row_store(to, out, a->acc + first + i, steps);
+        const float *v = fb_row_view(to, out, steps, widened);
+        for (; k + SQ_LANES <= steps; k += SQ_LANES)
+            for (uint64_t j = 0; j < SQ_LANES; j++)
+                lane[j] += (double)v[k + j] * (double)v[k + j];
+        for (uint64_t j = 0; k + j < steps; j++)
+            lane[j] += (double)v[k + j] * (double)v[k + j];
     }
-    fb_row_store(to, out, acc, n);
     for (int half = SQ_LANES / 2; half > 0; half /= 2)
         for (int j = 0; j < half; j++)
             lane[j] += lane[j + half];

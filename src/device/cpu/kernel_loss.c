@@ -20,25 +20,25 @@ FB_VECTOR static void loss_task(void *ctx, uint64_t task, uint32_t worker)
     (void)worker;
     const loss_rows *l = ctx;
     const fb_cross_entropy *a = l->a;
-    uint64_t row = l->first + task;
-    const float *x = a->logits + row * a->v;
+    uint64_t row = l->first + task, v = a->v;
+    const float *x = a->logits + row * v;
     uint32_t target = a->target[row];
-    assert(target < a->v);
+    assert(target < v);
 
-    float at_target = x[target], max = fb_row_max(x, a->v), sum;
+    float at_target = x[target], max = fb_row_max(x, v), sum;
     if (a->d_logits && a->act == FB_F32) {
-        float *d = (float *)a->d_logits + row * a->v;
-        sum = fb_row_exp(d, x, max, a->v);
+        float *d = (float *)a->d_logits + row * v;
+        sum = fb_row_exp(d, x, max, v);
         float scale = a->grad_scale / sum, probability = d[target] / sum;
-        for (uint32_t i = 0; i < a->v; i++)
+        for (uint64_t i = 0; i < v; i++)
             d[i] *= scale;
         d[target] = (probability - 1.0f) * a->grad_scale;
     } else {
-        sum = fb_row_exp_sum(x, max, a->v);
+        sum = fb_row_exp_sum(x, max, v);
         if (a->d_logits) {
-            uint16_t *restrict d = (uint16_t *)a->d_logits + row * a->v;
+            uint16_t *restrict d = (uint16_t *)a->d_logits + row * v;
             float scale = a->grad_scale / sum, probability = fb_expf(at_target - max) / sum;
-            for (uint32_t i = 0; i < a->v; i++)
+            for (uint64_t i = 0; i < v; i++)
                 d[i] = fb_round_bf16(fb_expf(x[i] - max) * scale);
             d[target] = fb_round_bf16((probability - 1.0f) * a->grad_scale);
         }

@@ -101,15 +101,15 @@ FB_INLINE void tile_store_as(const product *p, uint32_t row, uint32_t col, uint3
         void *y = fb_at(p->y, y_dtype, (row + (uint64_t)r) * p->y_ld + col);
         if (bias && add) {
 #pragma GCC ivdep
-            for (uint32_t c = 0; c < cols; c++)
+            for (uint64_t c = 0; c < cols; c++)
                 fb_put(y, y_dtype, c, from[c] + fb_get(bias, act, c) + fb_get(add, act, c));
         } else if (bias) {
 #pragma GCC ivdep
-            for (uint32_t c = 0; c < cols; c++)
+            for (uint64_t c = 0; c < cols; c++)
                 fb_put(y, y_dtype, c, from[c] + fb_get(bias, act, c));
         } else if (add) {
 #pragma GCC ivdep
-            for (uint32_t c = 0; c < cols; c++)
+            for (uint64_t c = 0; c < cols; c++)
                 fb_put(y, y_dtype, c, from[c] + fb_get(add, act, c));
         } else {
             fb_row_store(y, y_dtype, from, cols);
@@ -201,13 +201,13 @@ FB_INLINE void bias_columns(const fb_bias_grad *a, uint32_t col, uint32_t cols, 
         uint32_t rows = a->m - first < BIAS_ROWS ? a->m - first : BIAS_ROWS;
         for (uint32_t r = 0; r < rows; r++) {
             const void *dy = fb_at(a->dy, act, (first + (uint64_t)r) * a->dy_ld + col);
-            for (uint32_t c = 0; c < cols; c++)
+            for (uint64_t c = 0; c < cols; c++)
                 part[c] += fb_get(dy, act, c);
         }
-        for (uint32_t c = 0; c < cols; c++)
+        for (uint64_t c = 0; c < cols; c++)
             total[c] += part[c];
     }
-    for (uint32_t c = 0; c < cols; c++)
+    for (uint64_t c = 0; c < cols; c++)
         a->db[col + c] = a->accumulate ? a->db[col + c] + total[c] : total[c];
 }
 

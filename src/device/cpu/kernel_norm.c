@@ -18,20 +18,21 @@ typedef struct norm_bwd {
 FB_INLINE void norm_row(const fb_rms_norm *a, uint64_t t, fb_dtype act)
 {
     const void *x = fb_at(a->x, act, t * a->c);
+    const void *w = a->w;
     void *y = fb_at(a->y, act, t * a->c);
+    uint64_t c = a->c, i = 0;
     float lane[FB_LANES] = { 0 };
-    uint32_t i = 0;
-    for (; i + FB_LANES <= a->c; i += FB_LANES)
-        for (uint32_t j = 0; j < FB_LANES; j++)
+    for (; i + FB_LANES <= c; i += FB_LANES)
+        for (uint64_t j = 0; j < FB_LANES; j++)
             lane[j] += fb_get(x, act, i + j) * fb_get(x, act, i + j);
-    for (uint32_t j = 0; i + j < a->c; j++)
+    for (uint64_t j = 0; i + j < c; j++)
         lane[j] += fb_get(x, act, i + j) * fb_get(x, act, i + j);
 
-    float rstd = 1.0f / sqrtf(fb_lanes_sum(lane) / (float)a->c + a->eps);
+    float rstd = 1.0f / sqrtf(fb_lanes_sum(lane) / (float)c + a->eps);
     a->rstd[t] = rstd;
 #pragma GCC ivdep
-    for (i = 0; i < a->c; i++)
-        fb_put(y, act, i, fb_round_to(act, fb_get(x, act, i) * rstd) * fb_get(a->w, act, i));
+    for (i = 0; i < c; i++)
+        fb_put(y, act, i, fb_round_to(act, fb_get(x, act, i) * rstd) * fb_get(w, act, i));
 }
 
 FB_VECTOR static void norm_task(void *ctx, uint64_t task, uint32_t worker)
@@ -57,30 +58,30 @@ void fb_cpu_rms_norm(fb_cpu_scratch *s, const fb_rms_norm *a)
 FB_INLINE void norm_bwd_row(const fb_rms_norm_bwd *a, uint64_t t, float *restrict dw, fb_dtype act)
 {
     const void *x = fb_at(a->x, act, t * a->c), *dy = fb_at(a->dy, act, t * a->c);
-    const void *add = a->add ? fb_at(a->add, act, t * a->c) : NULL;
+    const void *w = a->w, *add = a->add ? fb_at(a->add, act, t * a->c) : NULL;
     void *dx = fb_at(a->dx, act, t * a->c);
+    uint64_t c = a->c, i = 0;
     float lane[FB_LANES] = { 0 };
-    uint32_t i = 0;
-    for (; i + FB_LANES <= a->c; i += FB_LANES)
-        for (uint32_t j = 0; j < FB_LANES; j++)
-            lane[j] += fb_get(dy, act, i + j) * fb_get(a->w, act, i + j) * fb_get(x, act, i + j);
-    for (uint32_t j = 0; i + j < a->c; j++)
-        lane[j] += fb_get(dy, act, i + j) * fb_get(a->w, act, i + j) * fb_get(x, act, i + j);
+    for (; i + FB_LANES <= c; i += FB_LANES)
+        for (uint64_t j = 0; j < FB_LANES; j++)
+            lane[j] += fb_get(dy, act, i + j) * fb_get(w, act, i + j) * fb_get(x, act, i + j);
+    for (uint64_t j = 0; i + j < c; j++)
+        lane[j] += fb_get(dy, act, i + j) * fb_get(w, act, i + j) * fb_get(x, act, i + j);
 
-    float rstd = a->rstd[t], mean = fb_lanes_sum(lane) * rstd / (float)a->c;
+    float rstd = a->rstd[t], mean = fb_lanes_sum(lane) * rstd / (float)c;
 #pragma GCC ivdep
-    for (i = 0; i < a->c; i++)
+    for (i = 0; i < c; i++)
         dw[i] += fb_get(dy, act, i) * (fb_get(x, act, i) * rstd);
     if (add) {
 #pragma GCC ivdep
-        for (i = 0; i < a->c; i++) {
-            float u = fb_get(dy, act, i) * fb_get(a->w, act, i), x_hat = fb_get(x, act, i) * rstd;
+        for (i = 0; i < c; i++) {
+            float u = fb_get(dy, act, i) * fb_get(w, act, i), x_hat = fb_get(x, act, i) * rstd;
             fb_put(dx, act, i, fb_get(add, act, i) + rstd * (u - x_hat * mean));
         }
     } else {
 #pragma GCC ivdep
-        for (i = 0; i < a->c; i++) {
-            float u = fb_get(dy, act, i) * fb_get(a->w, act, i), x_hat = fb_get(x, act, i) * rstd;
+        for (i = 0; i < c; i++) {
+            float u = fb_get(dy, act, i) * fb_get(w, act, i), x_hat = fb_get(x, act, i) * rstd;
             fb_put(dx, act, i, rstd * (u - x_hat * mean));
         }
     }

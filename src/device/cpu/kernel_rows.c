@@ -70,11 +70,11 @@ FB_INLINE void embed_row(const fb_embed_grad *a, uint64_t u, fb_dtype act)
         memset(sum, 0, cols * sizeof *sum);
         for (uint32_t k = a->start[u]; k < a->start[u + 1]; k++) {
             const void *dx = fb_at(a->dx, act, (uint64_t)a->order[k] * a->c + col);
-            for (uint32_t i = 0; i < cols; i++)
+            for (uint64_t i = 0; i < cols; i++)
                 sum[i] += fb_get(dx, act, i);
         }
 #pragma GCC ivdep
-        for (uint32_t i = 0; i < cols; i++)
+        for (uint64_t i = 0; i < cols; i++)
             table[col + i] += sum[i];
     }
 }

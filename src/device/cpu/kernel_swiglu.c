@@ -14,8 +14,9 @@ FB_INLINE void swiglu_row(const fb_swiglu *a, uint64_t t, fb_dtype act)
 {
     const void *gate = fb_at(a->gu, act, t * 2 * a->f), *up = fb_at(gate, act, a->f);
     void *y = fb_at(a->y, act, t * a->f);
+    uint64_t f = a->f;
 #pragma GCC ivdep
-    for (uint32_t i = 0; i < a->f; i++) {
+    for (uint64_t i = 0; i < f; i++) {
         float g = fb_get(gate, act, i);
         fb_put(y, act, i, fb_round_to(act, g / (1.0f + fb_expf(-g))) * fb_get(up, act, i));
     }
@@ -42,8 +43,9 @@ FB_INLINE void swiglu_bwd_row(const fb_swiglu_bwd *a, uint64_t t, fb_dtype act)
     const void *gate = fb_at(a->gu, act, t * 2 * a->f), *up = fb_at(gate, act, a->f);
     const void *dy = fb_at(a->dy, act, t * a->f);
     void *dgate = fb_at(a->dgu, act, t * 2 * a->f), *dup = fb_at(dgate, act, a->f);
+    uint64_t f = a->f;
 #pragma GCC ivdep
-    for (uint32_t i = 0; i < a->f; i++) {
+    for (uint64_t i = 0; i < f; i++) {
         float g = fb_get(gate, act, i), d = fb_get(dy, act, i);
         float e = fb_expf(-fabsf(g)), large = 1.0f / (1.0f + e), small = e * large;
         float sig = g < 0.0f ? small : large, rest = g < 0.0f ? large : small;

@@ -266,10 +266,10 @@ static fb_status cpu_alloc(fb_device *d, uint64_t size, void **out, fb_error *er
     if (c->memory_max && (size > c->memory_max || c->used > c->memory_max - size))
         return fb_fail(err, FB_NOFIT, "cpu device: %.1f MiB asked of an arena of %.1f MiB with %.1f MiB in use; raise hbm_budget",
                        (double)size / 0x1p20, (double)c->memory_max / 0x1p20, (double)c->used / 0x1p20);
-    block *b = malloc(sizeof *b);
+    block *b = size <= SIZE_MAX - 4095 ? malloc(sizeof *b) : NULL;
     uint64_t mapped = (size + 4095) / 4096 * 4096;
-    void *mem = mmap(NULL, mapped ? mapped : 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!b || mem == MAP_FAILED) {
+    void *mem = !b ? MAP_FAILED : mmap(NULL, mapped ? mapped : 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mem == MAP_FAILED) {
         free(b);
         return fb_fail(err, FB_NOMEM, "cpu device: the system has no %.1f MiB for the arena", (double)size / 0x1p20);
     }

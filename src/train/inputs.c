@@ -1,0 +1,206 @@
+#include "train/inputs.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+static unsigned char *buffer(const fb_inputs *in, uint32_t b)
+{
+    return in->buffers + b * in->size;
+}
+
+static unsigned char *host_at(const fb_inputs *in, uint32_t layer, uint32_t i)
+{
+    return in->host + ((uint64_t)layer * in->k + i) * in->size;
+}
+
+/* Device policy: layer l's input of micro-batch i; without a backward two rows of places take turns. */
+static unsigned char *place(const fb_inputs *in, uint32_t layer, uint32_t i)
+{
+    return buffer(in, (in->keep ? layer : layer & 1u) * in->k + i);
+}
+
+fb_status fb_inputs_init(fb_inputs *in, const fb_plan *plan, fb_device *device, unsigned char *arena, void *host,
+                         uint32_t n_layer, fb_error *err)
+{
+    fb_status st = FB_OK;
+    *in = (fb_inputs){
+        .device = device, .buffers = arena + plan->device[FB_DEV_INPUTS].offset, .dx = arena + plan->device[FB_DEV_DX].offset,
+        .host = host, .size = plan->input_size, .n_layer = n_layer, .k = plan->micro_per_pass, .on_host = plan->inputs_on_host,
+        .n_buffer = plan->n_input,
+    };
+    in->current = calloc(in->k, sizeof *in->current);
+    in->used = calloc(in->k, sizeof *in->used);
+    in->buffer_free = calloc(in->n_buffer, sizeof(fb_event *));
+    if (!in->current || !in->used || !in->buffer_free)
+        FB_TRY(fb_fail(err, FB_NOMEM, "engine: no memory for %u block inputs", in->n_buffer));
+    for (uint32_t b = 0; in->on_host && b < in->n_buffer; b++)
+        FB_TRY(device->ops->event_new(device, &in->buffer_free[b], err));
+    for (uint32_t a = 0; in->on_host && a < FB_INPUT_SPARES; a++)
+        FB_TRY(device->ops->event_new(device, &in->arrived[a], err));
+    FB_TRY(device->ops->event_new(device, &in->computed, err));
+    FB_TRY(device->ops->event_new(device, &in->left, err));
+done:
+    return st;
+}
+
+static void free_event(const fb_inputs *in, fb_event *e)
+{
+    if (e)
+        in->device->ops->event_free(in->device, e);
+}
+
+void fb_inputs_deinit(fb_inputs *in)
+{
+    for (uint32_t b = 0; in->buffer_free && b < in->n_buffer; b++)
+        free_event(in, in->buffer_free[b]);
+    for (uint32_t a = 0; a < FB_INPUT_SPARES; a++)
+        free_event(in, in->arrived[a]);
+    free_event(in, in->computed);
+    free_event(in, in->left);
+    free(in->current);
+    free(in->used);
+    free(in->buffer_free);
+    *in = (fb_inputs){ 0 };
+}
+
+void fb_inputs_begin(fb_inputs *in, uint32_t count, bool keep)
+{
+    in->count = count;
+    in->keep = keep;
+    for (uint32_t i = 0; i < in->k; i++)
+        in->current[i] = i;
+    in->n_spare = in->on_host ? FB_INPUT_SPARES : 0;
+    for (uint32_t s = 0; s < in->n_spare; s++)
+        in->spare[s] = in->k + s;
+    in->n_ahead = 0;
+    in->next = 0;
+}
+
+void fb_inputs_set_used(fb_inputs *in, uint32_t i, uint64_t size)
+{
+    assert(size <= in->size);
+    in->used[i] = size;
+}
+
+void *fb_inputs_first(const fb_inputs *in, uint32_t i)
+{
+    return in->on_host ? buffer(in, in->current[i]) : place(in, 0, i);
+}
+
+void *fb_inputs_last(const fb_inputs *in, uint32_t i)
+{
+    return in->on_host ? buffer(in, in->current[i]) : place(in, in->n_layer, i);
+}
+
+void *fb_inputs_dx(const fb_inputs *in, uint32_t i)
+{
+    return in->on_host ? buffer(in, in->current[i]) : in->dx + i * in->size;
+}
+
+/* ---- the spare buffers ---- */
+
+static uint32_t take_spare(fb_inputs *in)
+{
+    assert(in->n_spare);
+    uint32_t b = in->spare[0];
+    for (uint32_t s = 1; s < in->n_spare; s++)
+        in->spare[s - 1] = in->spare[s];
+    in->n_spare--;
+    return b;
+}
+
+/* b is free once stream s has done what it has been given so far. */
+static fb_status give_spare(fb_inputs *in, uint32_t b, fb_stream s, fb_error *err)
+{
+    in->spare[in->n_spare++] = b;
+    return in->device->ops->record(in->device, s, in->buffer_free[b], err);
+}
+
+/* ---- forward ---- */
+
+fb_status fb_inputs_forward(fb_inputs *in, uint32_t layer, uint32_t i, void **x, void **y, fb_error *err)
+{
+    if (!in->on_host) {
+        *x = place(in, layer, i);
+        *y = place(in, layer + 1, i);
+        return FB_OK;
+    }
+    *x = buffer(in, in->current[i]);
+    *y = buffer(in, in->spare[0]);
+    return in->device->ops->wait(in->device, FB_STREAM_COMPUTE, in->buffer_free[in->spare[0]], err);
+}
+
+fb_status fb_inputs_forward_done(fb_inputs *in, uint32_t layer, uint32_t i, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_device_ops *ops = in->device->ops;
+    if (!in->on_host)
+        return FB_OK;
+    uint32_t x = in->current[i], y = take_spare(in);
+    in->current[i] = y;
+    if (!in->keep)
+        return give_spare(in, x, FB_STREAM_COMPUTE, err);
+    /* The buffer is free when both the layer has read it and the copy has: the copy waits for the layer. */
+    FB_TRY(ops->record(in->device, FB_STREAM_COMPUTE, in->computed, err));
+    FB_TRY(ops->wait(in->device, FB_STREAM_D2H, in->computed, err));
+    FB_TRY(ops->download(in->device, FB_STREAM_D2H, host_at(in, layer, i), buffer(in, x), in->used[i], err));
+    FB_TRY(give_spare(in, x, FB_STREAM_D2H, err));
+done:
+    return st;
+}
+
+/* ---- backward ---- */
+
+/* Sends for inputs in the order in which the backward wants them, as far as there are spare buffers. */
+static fb_status send_for(fb_inputs *in, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_device_ops *ops = in->device->ops;
+    while (in->n_spare && in->next < (uint64_t)in->n_layer * in->count) {
+        uint32_t layer = in->n_layer - 1 - (uint32_t)(in->next / in->count), i = (uint32_t)(in->next % in->count);
+        uint32_t b = take_spare(in);
+        FB_TRY(ops->wait(in->device, FB_STREAM_H2D, in->buffer_free[b], err));
+        FB_TRY(ops->upload(in->device, FB_STREAM_H2D, buffer(in, b), host_at(in, layer, i), in->used[i], err));
+        FB_TRY(ops->record(in->device, FB_STREAM_H2D, in->arrived[in->next % FB_INPUT_SPARES], err));
+        in->ahead[in->n_ahead++] = b;
+        in->next++;
+    }
+done:
+    return st;
+}
+
+fb_status fb_inputs_turn(fb_inputs *in, fb_error *err)
+{
+    fb_status st = FB_OK;
+    if (!in->on_host)
+        return FB_OK;
+    FB_TRY(in->device->ops->record(in->device, FB_STREAM_D2H, in->left, err));
+    FB_TRY(in->device->ops->wait(in->device, FB_STREAM_H2D, in->left, err));
+    FB_TRY(send_for(in, err));
+done:
+    return st;
+}
+
+fb_status fb_inputs_backward(fb_inputs *in, uint32_t layer, uint32_t i, void **x, fb_error *err)
+{
+    if (!in->on_host) {
+        *x = place(in, layer, i);
+        return FB_OK;
+    }
+    uint64_t order = (uint64_t)(in->n_layer - 1 - layer) * in->count + i;
+    assert(in->n_ahead && order + in->n_ahead == in->next);
+    *x = buffer(in, in->ahead[0]);
+    return in->device->ops->wait(in->device, FB_STREAM_COMPUTE, in->arrived[order % FB_INPUT_SPARES], err);
+}
+
+fb_status fb_inputs_backward_done(fb_inputs *in, fb_error *err)
+{
+    if (!in->on_host)
+        return FB_OK;
+    uint32_t b = in->ahead[0];
+    for (uint32_t a = 1; a < in->n_ahead; a++)
+        in->ahead[a - 1] = in->ahead[a];
+    in->n_ahead--;
+    fb_status st = give_spare(in, b, FB_STREAM_COMPUTE, err);
+    return st != FB_OK ? st : send_for(in, err);
+}

@@ -1,0 +1,81 @@
+/* What the system says about memory, on files of the test's own making and on this process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "../../src/base/memory.c"
+#include "temp_dir.h"
+
+static void group(const char *path, const char *max, const char *used)
+{
+    char name[128];
+    fb_dir_make(temp_path(path), NULL);
+    snprintf(name, sizeof name, "%s/memory.max", path);
+    temp_write_text(name, max);
+    snprintf(name, sizeof name, "%s/memory.current", path);
+    temp_write_text(name, used);
+}
+
+static uint64_t room(const char *of)
+{
+    return group_room(temp_dir, of, "memory.max", "memory.current");
+}
+
+static void the_tightest_group_on_the_way_counts(void **unused)
+{
+    (void)unused;
+    group("a", "1000\n", "400\n");
+    group("a/b", "max\n", "10\n");
+    group("a/b/c", "500\n", "20\n");
+    group("a/over", "100\n", "300\n");
+    fb_dir_make(temp_path("a/bare"), NULL);
+    assert_int_equal(room("/a"), 600);
+    assert_int_equal(room("/a/b"), 600);
+    assert_int_equal(room("/a/b/c"), 480);
+    assert_int_equal(room("/a/over"), 0);
+    assert_int_equal(room("/a/bare"), 600);
+    assert_true(room("/") == UINT64_MAX);
+    assert_true(room("/none") == UINT64_MAX);
+    temp_write_text("memory.max", "70\n");
+    temp_write_text("memory.current", "3\n");
+    assert_int_equal(room("/a/b/c"), 67);
+    assert_int_equal(room("/"), 67);
+}
+
+static void proc_lines_are_found_by_their_whole_name(void **unused)
+{
+    (void)unused;
+    temp_write_text("meminfo", "MemAvailableNot:  5 kB\nMemTotal:       8000 kB\nMemAvailable:    123 kB\nMemAvailable: 9 kB\n");
+    assert_int_equal(proc_kib(temp_path("meminfo"), "MemAvailable"), 123 * 1024);
+    assert_int_equal(proc_kib(temp_path("meminfo"), "MemFree"), 0);
+    assert_int_equal(proc_kib(temp_path("none"), "MemFree"), 0);
+}
+
+static void this_process_has_and_can_take_memory(void **unused)
+{
+    (void)unused;
+    enum { SIZE = 64 << 20 };
+    assert_true(fb_memory_available() <= proc_kib("/proc/meminfo", "MemTotal"));
+    uint64_t before = fb_memory_resident();
+    assert_true(before > 0);
+    unsigned char *mem = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(mem != MAP_FAILED);
+    memset(mem, 1, SIZE);
+    uint64_t after = fb_memory_resident();
+    assert_in_range(after - before, SIZE - (4 << 20), SIZE + (4 << 20));
+    munmap(mem, SIZE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(the_tightest_group_on_the_way_counts, temp_dir_make, temp_dir_remove),
+        cmocka_unit_test_setup_teardown(proc_lines_are_found_by_their_whole_name, temp_dir_make, temp_dir_remove),
+        cmocka_unit_test(this_process_has_and_can_take_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

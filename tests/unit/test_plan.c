@@ -1,0 +1,294 @@
+/* The ledger: sums, formulas of DESIGN's bytes a parameter, and budgets at the very byte. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "temp_dir.h"
+#include "tiny_model.h"
+#include "plan/plan.h"
+#include "train/micro.h"
+
+static const tiny_model untied = { "llama", 32, 48, 5, 4, 2, 8, 96, false, NULL };
+static const tiny_model tied = { "qwen3", 32, 48, 5, 4, 2, 8, 96, true, NULL };
+static const tiny_model dynamic = { "llama", 32, 48, 3, 4, 2, 8, 96, false,
+    ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}" };
+
+static fb_plan_request request_for(const fb_manifest *m)
+{
+    return (fb_plan_request){ .manifest = m, .act = FB_F32, .train = true, .clip = true, .recompute = FB_RECOMPUTE_SELECTIVE,
+        .slots = 2, .row_len = 24, .micro_rows = 2, .n_micro = 6, .unified = true, .attention_scratch = 4096,
+        .meta_size = fb_micro_size, .runtime_bytes = 12345 };
+}
+
+static fb_plan build(const fb_plan_request *r)
+{
+    fb_plan p;
+    fb_error err;
+    if (fb_plan_build(&p, r, &err) != FB_OK)
+        fail_msg("%s", err.msg);
+    return p;
+}
+
+static void check_ledger(const fb_plan *p)
+{
+    uint64_t at = 0, host = 0;
+    for (int i = 0; i < FB_DEV_COUNT; i++) {
+        assert_non_null(p->device[i].name);
+        assert_int_equal(p->device[i].offset, at); /* no gap, no overlap */
+        assert_int_equal(p->device[i].offset % 256, 0);
+        assert_int_equal(p->device[i].size % 256, 0);
+        at += p->device[i].size;
+    }
+    for (int i = 0; i < FB_HOST_COUNT; i++) {
+        assert_non_null(p->host[i].name);
+        host += p->host[i].size;
+    }
+    assert_int_equal(p->device_bytes, at);
+    assert_int_equal(p->host_bytes, host);
+}
+
+static void the_ledger_adds_up(void **unused)
+{
+    (void)unused;
+    const tiny_model *models[] = { &untied, &tied, &dynamic };
+    for (size_t i = 0; i < FB_COUNT(models); i++) {
+        fb_manifest m;
+        tiny_manifest(&m, models[i]);
+        for (int bits = 0; bits < 8; bits++)
+            for (int policy = 0; policy < 3; policy++)
+                for (uint32_t n_micro = 1; n_micro < 8; n_micro += 3) {
+                    fb_plan_request r = request_for(&m);
+                    r.train = bits & 1, r.clip = bits & 2, r.act = bits & 4 ? FB_BF16 : FB_F32;
+                    r.recompute = (fb_recompute)policy, r.n_micro = n_micro, r.slots = 1 + n_micro;
+                    r.cache_len = r.train ? 0 : 40;
+                    fb_plan p = build(&r);
+                    check_ledger(&p);
+                    assert_int_equal(p.n_pass, 1);
+                    assert_int_equal(p.micro_per_pass, n_micro);
+                    assert_int_equal(p.slots, r.slots < m.cfg.n_layer ? r.slots : m.cfg.n_layer);
+                    assert_int_equal(p.t_max, 48);
+                }
+        fb_manifest_free(&m);
+    }
+}
+
+/* 12 bytes a parameter, 14 (bfloat16) or 16 (float32) with stored gradients; forward only, the weights alone. */
+static void host_bytes_a_parameter(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    tiny_manifest(&m, &tied);
+    static const struct { bool train, clip; fb_dtype act; uint64_t bytes; } want[] = {
+        { true, false, FB_F32, 12 }, { true, true, FB_F32, 16 }, { true, false, FB_BF16, 12 }, { true, true, FB_BF16, 14 },
+        { false, true, FB_F32, 4 }, { false, true, FB_BF16, 2 },
+    };
+    for (size_t i = 0; i < FB_COUNT(want); i++) {
+        fb_plan_request r = request_for(&m);
+        r.train = want[i].train, r.clip = want[i].clip, r.act = want[i].act;
+        fb_plan p = build(&r);
+        uint64_t state = 0;
+        for (int c = FB_HOST_WEIGHTS; c <= FB_HOST_ACCUMULATORS; c++)
+            state += p.host[c].size;
+        assert_int_equal(state, want[i].bytes * m.extent);
+        assert_int_equal(p.host[FB_HOST_SLABS].size != 0, r.train && !r.clip);
+        assert_int_equal(p.host[FB_HOST_RUNTIME].size, 12345);
+    }
+    fb_manifest_free(&m);
+}
+
+/* The smallest budget that fits is the need itself; a byte less takes one pass more, or is refused. */
+static void budgets_at_the_byte(void **unused)
+{
+    (void)unused;
+    const tiny_model *models[] = { &untied, &tied, &dynamic };
+    for (size_t i = 0; i < FB_COUNT(models); i++)
+        for (int bf16 = 0; bf16 < 2; bf16++)
+            for (uint32_t n_micro = 1; n_micro <= 7; n_micro++) {
+                fb_manifest m;
+                fb_error err;
+                tiny_manifest(&m, models[i]);
+                fb_plan_request r = request_for(&m);
+                r.act = bf16 ? FB_BF16 : FB_F32;
+                r.n_micro = n_micro;
+                fb_plan p = build(&r);
+                uint32_t before = 0;
+                for (;;) {
+                    uint32_t n_pass = p.n_pass;
+                    assert_true(n_pass > before);
+                    assert_true((n_pass - 1) * p.micro_per_pass < n_micro && n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
+                    check_ledger(&p);
+                    r.hbm_budget = p.device_bytes;
+                    p = build(&r);
+                    assert_int_equal(p.n_pass, n_pass);
+                    assert_int_equal(p.device_bytes, r.hbm_budget);
+                    before = n_pass;
+                    r.hbm_budget--;
+                    if (n_pass == n_micro)
+                        break;
+                    p = build(&r);
+                }
+                assert_int_equal(before, n_micro);
+                expect_failure(fb_plan_build(&p, &r, &err), FB_NOFIT, &err, "hbm_budget allows");
+                assert_non_null(strstr(err.msg, "are short; raise hbm_budget"));
+                assert_int_equal(p.device_bytes, r.hbm_budget + 1); /* the plan that does not fit can be looked at */
+                fb_manifest_free(&m);
+            }
+}
+
+static void fewest_passes_that_fit(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    tiny_manifest(&m, &untied);
+    fb_plan_request r = request_for(&m);
+    uint64_t need[7];
+    for (uint32_t k = 1; k <= 6; k++) { /* what k micro-batches a pass need: n_micro = k in one pass */
+        r.n_micro = k;
+        need[k] = build(&r).device_bytes;
+        assert_true(k == 1 || need[k] > need[k - 1]);
+    }
+    r.n_micro = 6;
+    static const uint32_t passes[] = { 0, 6, 3, 2, 2, 2, 1 }; /* ceil(6 / k) */
+    for (uint32_t k = 1; k <= 6; k++) {
+        r.hbm_budget = need[k];
+        assert_int_equal(build(&r).n_pass, passes[k]);
+    }
+    fb_manifest_free(&m);
+}
+
+static void host_budget_at_the_byte(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    fb_error err;
+    fb_plan p;
+    tiny_manifest(&m, &untied);
+    for (int unified = 0; unified < 2; unified++) {
+        fb_plan_request r = request_for(&m);
+        r.unified = unified;
+        p = build(&r);
+        r.ram_budget = p.host_bytes + (unified ? p.device_bytes : 0);
+        build(&r);
+        r.ram_budget--;
+        expect_failure(fb_plan_build(&p, &r, &err), FB_NOFIT, &err, "ram_budget allows");
+        assert_int_equal(strstr(err.msg, "device arena included") != NULL, unified);
+        assert_non_null(strstr(err.msg, "max_grad_norm: 0"));
+    }
+    fb_manifest_free(&m);
+}
+
+/* Accumulators rest on the host only where several passes need them and no gradient buffer of their kind is there. */
+static void several_passes_need_room_on_the_host(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    tiny_manifest(&m, &untied);
+    for (int bits = 0; bits < 4; bits++) {
+        fb_plan_request r = request_for(&m);
+        r.clip = bits & 1, r.act = bits & 2 ? FB_BF16 : FB_F32;
+        fb_plan p = build(&r);
+        assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, 0);
+        r.hbm_budget = p.device_bytes - 1;
+        p = build(&r);
+        assert_int_equal(p.n_pass, 2);
+        assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, r.clip && r.act == FB_F32 ? 0 : 4 * m.extent);
+    }
+    fb_manifest_free(&m);
+}
+
+static void the_remedy_names_what_can_be_changed(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    fb_error err;
+    fb_plan p;
+    tiny_manifest(&m, &untied);
+    fb_plan_request r = request_for(&m);
+    r.hbm_budget = 1;
+    r.slots = 4;
+    fb_plan_build(&p, &r, &err);
+    assert_non_null(strstr(err.msg, "lower slots (4), set recompute: full, lower micro_batch (2) or lower cutoff_len (24)"));
+    r.slots = 2, r.recompute = FB_RECOMPUTE_FULL, r.micro_rows = 1;
+    fb_plan_build(&p, &r, &err);
+    assert_null(strstr(err.msg, "slots"));
+    assert_null(strstr(err.msg, "recompute"));
+    assert_null(strstr(err.msg, "micro_batch"));
+    fb_manifest_free(&m);
+}
+
+static void impossible_batches_are_refused(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    fb_error err;
+    fb_plan p;
+    tiny_manifest(&m, &untied);
+    static const uint32_t rows[][2] = { { 0, 1 }, { 1, 0 }, { 1u << 31, 1u << 31 }, { 1u << 16, 1u << 16 }, { 1u << 30, 1 }, { UINT32_MAX, UINT32_MAX } };
+    for (size_t i = 0; i < FB_COUNT(rows); i++) {
+        fb_plan_request r = request_for(&m);
+        r.row_len = rows[i][0], r.micro_rows = rows[i][1];
+        expect_failure(fb_plan_build(&p, &r, &err), FB_CONFIG, &err, "tokens");
+    }
+    fb_manifest_free(&m);
+}
+
+/* The sum of a plan that is far too large has not come round to a small one. */
+static void needs_do_not_wrap(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    fb_error err;
+    fb_plan p;
+    tiny_manifest(&m, &untied);
+    for (uint32_t shift = 0; shift < 32; shift++) { /* from 2^41 bytes to 2^72 */
+        fb_plan_request r = request_for(&m);
+        r.row_len = 1u << 20, r.micro_rows = 1u << 9, r.n_micro = 1u << shift;
+        double inputs = 0x1p29 * m.cfg.hidden * 4.0 * r.n_micro * (m.cfg.n_layer + 1);
+        if (fb_plan_build(&p, &r, &err) == FB_OK)
+            assert_true((double)p.device_bytes > inputs);
+        else
+            expect_failure(err.status, FB_CONFIG, &err, "more memory than any machine has");
+    }
+    fb_manifest_free(&m);
+}
+
+/* The cut of the head's rows is part of the sums: it depends on the vocabulary, never on budget, slots or passes. */
+static void the_cut_of_the_head_is_the_vocabularys(void **unused)
+{
+    (void)unused;
+    static const uint32_t want[][2] = { { 96, 4096 }, { 4096, 4096 }, { 4097, 2048 }, { 32000, 512 }, { 151936, 64 }, { 600000, 32 } };
+    for (size_t i = 0; i < FB_COUNT(want); i++) {
+        fb_manifest m;
+        tiny_model t = untied;
+        t.vocab = want[i][0];
+        tiny_manifest(&m, &t);
+        fb_plan_request r = request_for(&m);
+        r.row_len = 8192;
+        assert_int_equal(build(&r).loss_rows, want[i][1]);
+        r.slots = FB_SLOTS_ALL, r.n_micro = 1, r.train = false;
+        assert_int_equal(build(&r).loss_rows, want[i][1]);
+        fb_manifest_free(&m);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_ledger_adds_up),
+        cmocka_unit_test(host_bytes_a_parameter),
+        cmocka_unit_test(budgets_at_the_byte),
+        cmocka_unit_test(fewest_passes_that_fit),
+        cmocka_unit_test(host_budget_at_the_byte),
+        cmocka_unit_test(several_passes_need_room_on_the_host),
+        cmocka_unit_test(the_remedy_names_what_can_be_changed),
+        cmocka_unit_test(impossible_batches_are_refused),
+        cmocka_unit_test(needs_do_not_wrap),
+        cmocka_unit_test(the_cut_of_the_head_is_the_vocabularys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
