@@ -33,14 +33,41 @@ static bool read_number(const char *dir, const char *name, uint64_t *out)
     return ok;
 }
 
+/* The files' pages that a group is charged for and gives back when memory is short: a checkpoint that was just read or
+ * downloaded would otherwise count as taken.  Lines of memory.stat are "KEY 123", in bytes. */
+static uint64_t reclaimable(const char *dir, const char *const keys[2])
+{
+    char path[4352], key[64];
+    unsigned long long value, sum = 0;
+    snprintf(path, sizeof path, "%s/memory.stat", dir);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return 0;
+    while (fscanf(f, "%63s %llu\n", key, &value) == 2)
+        if (!strcmp(key, keys[0]) || !strcmp(key, keys[1]))
+            sum += value;
+    fclose(f);
+    return sum;
+}
+
+/* The names of the same things in the two versions of cgroups. */
+typedef struct group_files {
+    const char *limit, *used, *cache[2];
+} group_files;
+
+static const group_files version_1 = { "memory.limit_in_bytes", "memory.usage_in_bytes", { "total_inactive_file", "total_active_file" } };
+static const group_files version_2 = { "memory.max", "memory.current", { "inactive_file", "active_file" } };
+
 /* The room under the limits of a group and of its parents. */
-static uint64_t group_room(const char *root, const char *group, const char *limit_name, const char *used_name)
+static uint64_t group_room(const char *root, const char *group, const group_files *files)
 {
     char dir[4224];
     uint64_t room = UINT64_MAX, limit, used;
     snprintf(dir, sizeof dir, "%s%s", root, group);
     while (strlen(dir) >= strlen(root)) {
-        if (read_number(dir, limit_name, &limit) && read_number(dir, used_name, &used)) {
+        if (read_number(dir, files->limit, &limit) && read_number(dir, files->used, &used)) {
+            uint64_t cache = reclaimable(dir, files->cache);
+            used -= cache < used ? cache : used;
             uint64_t here = limit > used ? limit - used : 0;
             room = here < room ? here : room;
         }
@@ -64,9 +91,9 @@ uint64_t fb_memory_available(void)
         uint64_t room = UINT64_MAX;
         char *memory = strstr(line, ":memory:");
         if (!strncmp(line, "0::", 3))
-            room = group_room("/sys/fs/cgroup", line + 3, "memory.max", "memory.current");
+            room = group_room("/sys/fs/cgroup", line + 3, &version_2);
         else if (memory)
-            room = group_room("/sys/fs/cgroup/memory", memory + 8, "memory.limit_in_bytes", "memory.usage_in_bytes");
+            room = group_room("/sys/fs/cgroup/memory", memory + 8, &version_1);
         available = room < available ? room : available;
     }
     if (f)

@@ -2,9 +2,6 @@
 
 #include <stdio.h>
 
-/* Logits of this many bytes at a time keep the head's products efficient and the scratch small; rows are a power of
- * two that depends on the vocabulary alone, because the cut is part of the sums. */
-static const uint64_t LOGITS_SIZE = 64u << 20;
 /* fb_grad_out sums the norm over tiles of so many elements. */
 static const uint64_t NORM_TILE = 64u << 10;
 enum { LOSS_ROWS_MIN = 32, LOSS_ROWS_MAX = 4096, SLAB_COUNT = 4 };
@@ -34,10 +31,11 @@ static void set_device_names(fb_plan *p)
     FB_PLAN_HOST_MAP(NAME_H)
 }
 
-static uint32_t loss_rows(uint32_t vocab, uint32_t t_max)
+/* A power of two that no budget moves: the cut is part of the sums. */
+static uint32_t loss_rows(uint32_t vocab, uint64_t logits_size, uint32_t t_max)
 {
     uint32_t rows = LOSS_ROWS_MIN;
-    while (rows < LOSS_ROWS_MAX && (uint64_t)rows * 2 * vocab * sizeof(float) <= LOGITS_SIZE)
+    while (rows < LOSS_ROWS_MAX && (uint64_t)rows * 2 * vocab * sizeof(float) <= logits_size)
         rows *= 2;
     return (uint32_t)min_u64(rows, max_u64(t_max, 1));
 }
@@ -188,7 +186,7 @@ fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, fb_error *err)
     p.t_max = (uint32_t)t;
     if (p.slots > r->manifest->cfg.n_layer)
         p.slots = r->manifest->cfg.n_layer;
-    p.loss_rows = loss_rows(r->manifest->cfg.vocab, p.t_max);
+    p.loss_rows = loss_rows(r->manifest->cfg.vocab, r->logits_size, p.t_max);
 
     /* The fewest passes that fit: each further pass moves all weights once more, which is dearer than moving the block
      * inputs to the host and back. */

@@ -20,6 +20,7 @@ typedef struct fb_plan_request {
     uint32_t     n_micro;             /* micro-batches in a full step */
     uint32_t     cache_len;           /* generate: tokens of the key-value cache, else 0 */
     bool         unified;             /* device memory is host memory (cpu back end) */
+    uint64_t     logits_size;         /* bytes of logits at a time; with the vocabulary it decides the cut of the head */
     uint64_t     attention_scratch;   /* bytes, for micro_rows * row_len tokens */
     uint64_t     (*meta_size)(uint32_t t_max); /* bytes that describe a micro-batch of so many tokens */
     uint64_t     runtime_bytes;       /* host bytes that the back end and libraries take whatever the model */
@@ -66,7 +67,7 @@ typedef struct fb_plan {
     uint32_t  slots;            /* layer slots */
     uint32_t  t_max;            /* tokens a micro-batch holds at most */
     uint32_t  micro_per_pass, n_pass;
-    uint32_t  loss_rows;        /* rows of logits at a time: a function of the vocabulary alone */
+    uint32_t  loss_rows;        /* rows of logits at a time: a function of vocabulary and back end alone */
     uint32_t  n_acc;            /* layer gradient accumulators */
     uint32_t  n_slab;
     bool      inputs_on_host;   /* block inputs leave the device between forward and backward */

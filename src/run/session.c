@@ -21,7 +21,7 @@ void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *mi
 fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err)
 {
     fb_status st = FB_OK;
-    *s = (fb_session){ .unified = true };
+    *s = (fb_session){ 0 };
     FB_TRY(fb_manifest_read(&s->manifest, model_dir, err));
     FB_TRY(fb_shard_set_open(&s->shards, model_dir, err));
     FB_TRY(fb_manifest_check(&s->manifest, s->shards, err));
@@ -31,21 +31,43 @@ done:
     return st;
 }
 
+static fb_status open_device(fb_session *s, const fb_options *o, fb_error *err)
+{
+    fb_status st = fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
+        .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .inline_run = !o->overlap }, err);
+    if (st == FB_OK)
+        s->device->ops->info(s->device, &s->info);
+    return st;
+}
+
+/* Bytes for the arena: what the user allows, else what is free, less what the back end takes beside it.  0: no limit. */
+static uint64_t arena_budget(const fb_session *s, const fb_options *o)
+{
+    uint64_t budget = o->hbm_budget ? o->hbm_budget : s->info.memory_free;
+    return budget > s->info.memory_overhead ? budget - s->info.memory_overhead : budget ? 1 : 0;
+}
+
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
 {
+    fb_status st = FB_OK;
     const fb_options *o = r->options;
-    s->act = o->compute_dtype == FB_DTYPE_AUTO ? FB_F32 : (fb_dtype)o->compute_dtype;
     const fb_model_config *c = &s->manifest.cfg;
+    if (!s->device)
+        FB_TRY(open_device(s, o, err));
+    s->act = o->compute_dtype == FB_DTYPE_AUTO ? s->info.dtype : (fb_dtype)o->compute_dtype;
     uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
     fb_plan_request p = {
         .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .recompute = (fb_recompute)o->recompute,
         .slots = o->slots, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
-        .unified = s->unified, .attention_scratch = fb_cpu_attention_scratch(r->row_len * r->micro_rows, c->n_head, c->head_dim),
-        .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE,
-        .hbm_budget = o->hbm_budget, .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
+        .unified = s->info.unified, .logits_size = s->info.logits_size,
+        .attention_scratch = s->device->kernels->attention_scratch(r->row_len * r->micro_rows, c->n_head, c->head_dim),
+        .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
+        .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
     s->step_flops = fb_plan_step_flops(&p);
-    return fb_plan_build(&s->plan, &p, err);
+    st = fb_plan_build(&s->plan, &p, err);
+done:
+    return st;
 }
 
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err)
@@ -56,8 +78,6 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     if (!fb_adamw_select(o->update_kernel))
         FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
     FB_TRY(fb_team_new(&s->team, n_core, "host", err));
-    FB_TRY(fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
-        .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .inline_run = !o->overlap }, err));
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->act, s->device, s->team, err));
     FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
     fb_shard_set_close(s->shards);
@@ -89,7 +109,7 @@ fb_session_memory fb_session_measure(const fb_session *s)
     uint64_t now;
     s->device->ops->memory(s->device, &now, &held.device);
     held.host = fb_memory_resident();
-    if (s->unified)
+    if (s->info.unified)
         held.host -= held.host > now ? now : held.host;
     return held;
 }

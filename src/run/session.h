@@ -23,18 +23,18 @@ typedef struct fb_session {
     fb_plan       plan;
     double        step_flops; /* of a full step */
     fb_device    *device;
+    fb_device_info info;
     fb_team      *team;
     fb_state      state;
     fb_engine    *engine;
-    bool          unified;
 } fb_session;
 
 /* The model's tables, checked against its files: a bad checkpoint is found before anything else is begun. */
 fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err);
-/* After fb_session_open: plans; opens no device, allocates no state.  FB_NOFIT as fb_plan_build: the plan can then
- * still be looked at. */
+/* After fb_session_open: opens the device, plans for it; allocates neither arena nor state.  May be called again with
+ * another request.  FB_NOFIT as fb_plan_build: the plan can then still be looked at. */
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
-/* After fb_session_plan: device, state with the checkpoint's weights, engine. */
+/* After fb_session_plan: state with the checkpoint's weights, engine. */
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err);
 void      fb_session_close(fb_session *s); /* a zeroed struct is fine */
 

@@ -22,7 +22,7 @@ static void group(const char *path, const char *max, const char *used)
 
 static uint64_t room(const char *of)
 {
-    return group_room(temp_dir, of, "memory.max", "memory.current");
+    return group_room(temp_dir, of, &version_2);
 }
 
 static void the_tightest_group_on_the_way_counts(void **unused)
@@ -44,6 +44,21 @@ static void the_tightest_group_on_the_way_counts(void **unused)
     temp_write_text("memory.current", "3\n");
     assert_int_equal(room("/a/b/c"), 67);
     assert_int_equal(room("/"), 67);
+}
+
+/* Pages of files go when memory is wanted: they are room. */
+static void the_page_cache_is_room(void **unused)
+{
+    (void)unused;
+    group("a", "1000\n", "900\n");
+    temp_write_text("a/memory.stat", "anon 200\nfile 650\ninactive_anon 7\ninactive_file 400\nactive_file 250\nslab 50\n");
+    assert_int_equal(room("/a"), 750);
+    temp_write_text("a/memory.stat", "inactive_file 5000\n"); /* the two were not read at one instant */
+    assert_int_equal(room("/a"), 1000);
+    temp_write_text("a/memory.limit_in_bytes", "1000\n");
+    temp_write_text("a/memory.usage_in_bytes", "900\n");
+    temp_write_text("a/memory.stat", "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 40\n");
+    assert_int_equal(group_room(temp_dir, "/a", &version_1), 170);
 }
 
 static void proc_lines_are_found_by_their_whole_name(void **unused)
@@ -74,6 +89,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(the_tightest_group_on_the_way_counts, temp_dir_make, temp_dir_remove),
+        cmocka_unit_test_setup_teardown(the_page_cache_is_room, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(proc_lines_are_found_by_their_whole_name, temp_dir_make, temp_dir_remove),
         cmocka_unit_test(this_process_has_and_can_take_memory),
     };

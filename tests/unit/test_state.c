@@ -1,0 +1,233 @@
+/* The host state: what is mapped, what a load puts there, what read and write do to the bits. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "temp_dir.h"
+#include "tiny_model.h"
+#include "train/micro.h"
+#include "train/state.h"
+
+static const tiny_model model = { "qwen3", 24, 40, 2, 4, 2, 6, 70, true, NULL };
+
+static fb_device *device;
+static fb_team *team;
+
+static int open_all(void **state)
+{
+    (void)state;
+    return temp_dir_make(NULL) || fb_team_new(&team, 2, "test", NULL)
+        || fb_device_open(&device, &(fb_device_options){ .backend = "cpu", .n_thread = 1 }, NULL) ? -1 : 0;
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    device->ops->close(device);
+    fb_team_free(team);
+    return temp_dir_remove(NULL);
+}
+
+typedef struct setting {
+    fb_dtype act;
+    bool     train, clip;
+} setting;
+
+static void make_state(fb_state *s, fb_manifest *m, fb_plan *p, const setting *x)
+{
+    fb_error err;
+    tiny_manifest(m, &model);
+    fb_plan_request r = { .manifest = m, .act = x->act, .train = x->train, .clip = x->clip, .slots = 1, .row_len = 8,
+                          .micro_rows = 1, .n_micro = 1, .meta_size = fb_micro_size };
+    if (fb_plan_build(p, &r, &err) != FB_OK || fb_state_init(s, m, p, x->act, device, team, &err) != FB_OK)
+        fail_msg("%s", err.msg);
+}
+
+static void maps_what_the_plan_sizes(void **unused)
+{
+    (void)unused;
+    for (int bits = 0; bits < 8; bits++) {
+        setting x = { bits & 1 ? FB_BF16 : FB_F32, bits & 2, bits & 4 };
+        fb_manifest m;
+        fb_plan p;
+        fb_state s;
+        make_state(&s, &m, &p, &x);
+        for (fb_plan_host_region c = FB_HOST_WEIGHTS; c <= FB_HOST_ACCUMULATORS; c++) {
+            assert_int_equal(s.component[c] != NULL, p.host[c].size != 0);
+            if (!s.component[c])
+                continue;
+            assert_true(s.mapped[c] >= p.host[c].size && s.mapped[c] < p.host[c].size + 4096);
+            assert_ptr_equal(fb_state_at(&s, c, 0, 0), s.component[c]);
+            assert_ptr_equal((unsigned char *)fb_state_at(&s, c, m.n_block - 1, m.blocks[m.n_block - 1].extent),
+                             (unsigned char *)s.component[c] + p.host[c].size); /* the blocks fill it exactly */
+            for (uint64_t i = 0; i < p.host[c].size; i++)
+                assert_int_equal(((unsigned char *)s.component[c])[i], 0);
+        }
+        assert_int_equal(s.base[m.n_block], m.extent);
+        fb_state_deinit(&s);
+        fb_state_deinit(&s);
+        fb_manifest_free(&m);
+    }
+}
+
+static fb_shard_set *open_shards(void)
+{
+    fb_shard_set *set;
+    fb_error err;
+    if (fb_shard_set_open(&set, temp_dir, &err) != FB_OK)
+        fail_msg("%s", err.msg);
+    return set;
+}
+
+/* Every weight of the file at its place; bfloat16 keeps the exact float32, and its upper half is the nearest bfloat16. */
+static void a_load_is_the_file(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 11);
+    for (int bits = 0; bits < 4; bits++) {
+        setting x = { bits & 1 ? FB_BF16 : FB_F32, bits & 2, true };
+        fb_manifest m;
+        fb_plan p;
+        fb_state s;
+        fb_shard_set *set = open_shards();
+        make_state(&s, &m, &p, &x);
+        assert_int_equal(fb_state_load(&s, set, team, NULL), FB_OK);
+        uint64_t n_seen = 0;
+        for (uint32_t i = 0; i < m.n_param; i++) {
+            const fb_param *q = &m.params[i];
+            const float *file = fb_shard_set_find(set, q->name)->data;
+            uint64_t n = q->rows * q->cols;
+            float got[3000];
+            fb_state_read(&s, q->block, q->offset, n, got);
+            for (uint64_t k = 0; k < n; k++) {
+                float want;
+                memcpy(&want, (const char *)file + k * 4, 4);
+                if (x.act == FB_F32 || x.train)
+                    assert_true(fb_f32_bits(got[k]) == fb_f32_bits(want));
+                else { /* nearest, ties away: the half of what is cut off, added */
+                    uint32_t bits32 = (fb_f32_bits(want) + 0x8000u) & 0xffff0000u;
+                    assert_true(fb_f32_bits(got[k]) == bits32);
+                }
+            }
+            n_seen += n;
+        }
+        assert_int_equal(n_seen, m.n_weight);
+        /* What is no parameter is still zero. */
+        uint64_t zeros = 0;
+        for (uint64_t k = 0; k < m.extent; k++)
+            zeros += x.act == FB_F32 ? ((uint32_t *)s.component[FB_HOST_WEIGHTS])[k] == 0 : ((uint16_t *)s.component[FB_HOST_WEIGHTS])[k] == 0;
+        assert_int_equal(zeros, m.extent - m.n_weight);
+        fb_state_deinit(&s);
+        fb_shard_set_close(set);
+        fb_manifest_free(&m);
+    }
+}
+
+/* Evaluation sees what training would: the working weights of both are the same bits. */
+static void forward_only_has_the_same_working_weights(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 12);
+    fb_manifest m[2];
+    fb_plan p[2];
+    fb_state s[2];
+    for (int train = 0; train < 2; train++) {
+        fb_shard_set *set = open_shards();
+        make_state(&s[train], &m[train], &p[train], &(setting){ FB_BF16, train, false });
+        assert_int_equal(fb_state_load(&s[train], set, team, NULL), FB_OK);
+        fb_shard_set_close(set);
+    }
+    assert_memory_equal(s[0].component[FB_HOST_WEIGHTS], s[1].component[FB_HOST_WEIGHTS], 2 * m[0].extent);
+    assert_null(s[0].component[FB_HOST_REMAINDERS]);
+    for (int train = 0; train < 2; train++) {
+        fb_state_deinit(&s[train]);
+        fb_manifest_free(&m[train]);
+    }
+}
+
+static void write_then_read_is_exact(void **unused)
+{
+    (void)unused;
+    enum { N = 700 };
+    uint64_t seed = 5;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        fb_manifest m;
+        fb_plan p;
+        fb_state s;
+        float in[N], out[N], left, right;
+        make_state(&s, &m, &p, &(setting){ bf16 ? FB_BF16 : FB_F32, true, false });
+        for (int i = 0; i < N; i++)
+            do
+                in[i] = fb_bits_f32((uint32_t)random_bits(&seed));
+            while (!isfinite(in[i]) || fabsf(in[i]) > 3e38f);
+        in[0] = -0.0f, in[1] = 1e-45f, in[2] = fb_bits_f32(0x3f808000u), in[3] = fb_bits_f32(0xbf807fffu);
+        fb_state_write(&s, 1, 13, N, in);
+        fb_state_read(&s, 1, 13, N, out);
+        assert_memory_equal(in, out, sizeof in);
+        fb_state_read(&s, 1, 12, 1, &left);
+        fb_state_read(&s, 1, 13 + N, 1, &right);
+        assert_true(left == 0 && right == 0);
+        fb_state_deinit(&s);
+        fb_manifest_free(&m);
+    }
+}
+
+static void a_weight_that_is_not_finite_is_named(void **unused)
+{
+    (void)unused;
+    static const uint32_t bad[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u };
+    fb_manifest m;
+    tiny_manifest(&m, &model);
+    for (size_t b = 0; b < FB_COUNT(bad); b++)
+        for (uint32_t i = 0; i < m.n_param; i += 5) {
+            const fb_param *q = &m.params[i];
+            uint64_t element = q->rows * q->cols - 1 - b;
+            tiny_write(&model, 13);
+            fb_shard_set *set = open_shards();
+            const fb_tensor *t = fb_shard_set_find(set, q->name);
+            char *file;
+            uint64_t size;
+            fb_error err;
+            assert_int_equal(fb_file_read(&file, &size, temp_path("model.safetensors"), 1 << 20, &err), FB_OK);
+            const fb_tensor *first = fb_shard_set_at(set, 0);
+            uint64_t data = size, total = 0; /* where the data begins: the size of all, from the end */
+            for (uint32_t k = 0; k < fb_shard_set_count(set); k++)
+                total += fb_shard_set_at(set, k)->size;
+            data -= total;
+            uint64_t at = data + (uint64_t)((const char *)t->data - (const char *)first->data) + 4 * element;
+            memcpy(file + at, &bad[b], 4);
+            memcpy(file + at + 4 < file + size ? file + at + 4 : file + at, &bad[b], 4); /* a later one is not the one named */
+            fb_shard_set_close(set);
+            temp_write("model.safetensors", file, size);
+            free(file);
+
+            fb_manifest other;
+            fb_plan p;
+            fb_state s;
+            char part[256];
+            set = open_shards();
+            make_state(&s, &other, &p, &(setting){ FB_F32, true, false });
+            snprintf(part, sizeof part, "model.safetensors: '%s' is not finite at element %llu", q->name, (unsigned long long)element);
+            expect_failure(fb_state_load(&s, set, team, &err), FB_INPUT, &err, part);
+            fb_state_deinit(&s);
+            fb_manifest_free(&other);
+            fb_shard_set_close(set);
+        }
+    fb_manifest_free(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(maps_what_the_plan_sizes),
+        cmocka_unit_test(a_load_is_the_file),
+        cmocka_unit_test(forward_only_has_the_same_working_weights),
+        cmocka_unit_test(write_then_read_is_exact),
+        cmocka_unit_test(a_weight_that_is_not_finite_is_named),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
