@@ -17,6 +17,10 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
+#pragma GCC visibility push(default) /* the library hides all else */
+#endif
+
+#if defined(__GNUC__)
 #define FB_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #else
 #define FB_PRINTF(fmt, args)
@@ -94,6 +98,10 @@ fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char 
 fb_status fb_doctor(const fb_sink *sink, fb_error *err);
 /* Every config key: type, default, meaning. */
 void      fb_config_help(const fb_sink *sink);
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }

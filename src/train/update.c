@@ -74,6 +74,7 @@ static void account(fb_updater *u, job *j, uint64_t n)
             fb_pool_give(u->slabs, j->gradient);
         while (u->head != u->tail && u->ring[u->head % u->capacity].done == u->ring[u->head % u->capacity].n)
             u->head++;
+        pthread_cond_broadcast(&u->clean); /* submit may be waiting for room */
     }
     if (u->remaining[b] == 0) {
         fb_host_block_move(&u->block_state[b], FB_STATE_CLEAN);
@@ -121,6 +122,7 @@ void fb_updater_begin(fb_updater *u, const fb_adamw *a)
 {
     pthread_mutex_lock(&u->lock);
     assert(u->head == u->tail);
+    u->head = u->tail = 0; /* far from 2^32, where a remainder would jump */
     u->adamw = *a;
     pthread_mutex_unlock(&u->lock);
 }
@@ -135,7 +137,9 @@ void fb_updater_expect(fb_updater *u, uint32_t block)
 void fb_updater_submit(fb_updater *u, uint32_t block, uint64_t first, uint64_t n, void *g, bool slab)
 {
     pthread_mutex_lock(&u->lock);
-    assert(u->tail - u->head < u->capacity);
+    /* One slow worker on the oldest job holds its entry while any number of later ones come and go. */
+    while (u->tail - u->head == u->capacity)
+        pthread_cond_wait(&u->clean, &u->lock);
     assert(u->block_state[block] == FB_STATE_LANDING || u->block_state[block] == FB_STATE_UPDATING);
     if (n == u->remaining[block] && u->block_state[block] == FB_STATE_LANDING)
         fb_host_block_move(&u->block_state[block], FB_STATE_PENDING);

@@ -20,9 +20,10 @@ enum {
     TILE_AREA_MAX = 1 << 19,     /* elements: 2 MiB of float */
     TILE_DIM_MIN = 64,
     TILE_COUNT = 8,              /* no further cuts once there are so many tiles */
-    DEPTH_STEP = 64,
+    DEPTH_STEP = 64,             /* pieces of depth are multiples of it */
     BIAS_COLUMNS = 64, BIAS_ROWS = 64,
 };
+
 /* A matrix as stored: [rows, depth] for A and [depth, cols] for B, or transposed. */
 typedef struct operand {
     const void *base;

@@ -32,7 +32,7 @@ static inline uint64_t fb_sgemm_room(uint32_t rows, uint32_t cols)
 }
 
 /* C = A B, or C += A B when add.  c [rows, cols] is not read unless add.  The order in which an element is summed depends
- * on depth alone, so its bits depend on its row of A and its column of B only. */
+ * on the three sizes alone, so its bits depend on its row of A and its column of B only. */
 void fb_sgemm(uint32_t rows, uint32_t cols, uint32_t depth, fb_sgemm_operand a, fb_sgemm_operand b, bool add, float *c,
               uint64_t c_ld, float *room);
 

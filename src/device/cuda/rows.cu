@@ -69,7 +69,7 @@ embed_grad(uint32_t c, uint32_t blocks_a_row, const T *dx, const uint32_t *id, c
         return;
     float sum[N] = {};
     uint32_t end = start[u + 1];
-#pragma unroll 8
+#pragma unroll 4
     for (uint32_t k = start[u]; k < end; k++) {
         fb_piece<T, N> p = fb_load<N>(dx + (uint64_t)order[k] * c + column);
 #pragma unroll

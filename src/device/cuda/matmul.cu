@@ -1,0 +1,309 @@
+/* matmul.cu - the three products of a linear layer, by cuBLASLt.
+ *
+ * cuBLASLt's matrices are column-major, ours row-major, so that it sees each of ours transposed, and computes the
+ * transposed result with the operands exchanged:
+ *
+ *     nt   y = x w^T     y^T  [N,M] = (w^T)^T x^T        A = w, transposed     B = x
+ *     nn   dx = dy w     dx^T [K,M] = w^T dy^T           A = w                 B = dy
+ *     tn   dw = dy^T x   dw^T [K,N] = x^T (dy^T)^T       A = x                 B = dy, transposed
+ *
+ * A bias runs along the rows of the transposed result, as the library's epilogue wants it; what is added is its C.
+ *
+ * Bits: an algorithm is the heuristic's first proposal, never a matter of timing.  What it is asked are the shapes, the
+ * leading dimensions and the alignment of the pointers, up to the 16 bytes that kernels.h promises and beyond which no kernel
+ * gains; so where the memory lies changes no bit.  Sums that are split over blocks may only be reduced through the
+ * workspace, in float32 and in one order (REDUCTION_SCHEME_COMPUTE_TYPE): the "in place" scheme rounds partial sums to
+ * the output's dtype.  float32 means float32: no tf32.
+ *
+ * A plan is everything but the pointers.  Plans are plain values in a fixed table, two to a set; a shape whose set is full
+ * takes the older one's place, and asking the heuristic again costs some 50 us of host time.  So a run whose micro-batches
+ * differ in their number of tokens neither grows nor fails. */
+#include <assert.h>
+#include <cublasLt.h>
+#include <stdlib.h>
+
+#include "device/cuda/cuda.h"
+
+enum { SET_COUNT = 512, WAYS = 2, ALIGNMENT_MAX = 16 };
+
+/* A product in the library's terms: d[m,n] = op(a) op(b) + bias + c, column-major.  All facts, no padding: the table
+ * compares bytes. */
+typedef struct facts {
+    uint32_t a_trans, b_trans;
+    uint32_t type, d_type; /* cudaDataType_t of a, b, bias; of c, d */
+    uint32_t m, n, k;
+    uint32_t has_bias, has_c;
+    uint32_t a_alignment, b_alignment, c_alignment, d_alignment;
+    uint32_t pad;
+    uint64_t a_ld, b_ld, c_ld, d_ld;
+} facts;
+static_assert(sizeof(facts) == 14 * sizeof(uint32_t) + 4 * sizeof(uint64_t), "no padding but pad");
+
+typedef struct operands {
+    const void *a, *b, *bias, *c;
+    void *d;
+} operands;
+
+typedef struct plan {
+    facts f;
+    uint64_t used; /* when it was used last; 0: empty */
+    cublasLtMatmulDescOpaque_t   product;
+    cublasLtMatrixLayoutOpaque_t a, b, c, d;
+    cublasLtMatmulAlgo_t         algo;
+} plan;
+
+struct fb_cuda_matmul_state {
+    cublasLtHandle_t handle;
+    uint64_t clock;
+    plan table[SET_COUNT][WAYS];
+};
+
+#define LT_TRY(c, call, what, err)                                                          \
+    do {                                                                                    \
+        cublasStatus_t lt_try_ = (call);                                                    \
+        if (lt_try_ != CUBLAS_STATUS_SUCCESS)                                               \
+            return fb_cuda_fail_text(c, cublasLtGetStatusString(lt_try_), what, err);       \
+    } while (0)
+
+static uint32_t alignment_of(const void *p)
+{
+    uintptr_t lowest = (uintptr_t)p & -(uintptr_t)p;
+    return lowest == 0 || lowest > ALIGNMENT_MAX ? ALIGNMENT_MAX : (uint32_t)lowest;
+}
+
+/* FNV-1a, by words. */
+static uint64_t facts_hash(const facts *f)
+{
+    uint32_t word[sizeof *f / sizeof(uint32_t)];
+    memcpy(word, f, sizeof word);
+    uint64_t h = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < FB_COUNT(word); i++)
+        h = (h ^ word[i]) * UINT64_C(1099511628211);
+    return h ^ h >> 32;
+}
+
+static cublasStatus_t layout_init(cublasLtMatrixLayout_t layout, uint32_t type, bool trans, uint32_t rows,
+                                  uint32_t cols, uint64_t ld)
+{
+    return cublasLtMatrixLayoutInit(layout, (cudaDataType_t)type, trans ? cols : rows, trans ? rows : cols, (int64_t)ld);
+}
+
+#define SET(descriptor, name, value)                                                                    \
+    cublasLtMatmulDescSetAttribute(descriptor, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
+#define PREFER(preference, name, value)                                                                 \
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##name, &(value), sizeof(value))
+
+static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const void *bias, const char *what, fb_error *err)
+{
+    p->used = 0;
+    p->f = *f;
+    cublasOperation_t a_op = f->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N, b_op = f->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
+    LT_TRY(c, cublasLtMatmulDescInit(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), what, err);
+    LT_TRY(c, SET(&p->product, TRANSA, a_op), what, err);
+    LT_TRY(c, SET(&p->product, TRANSB, b_op), what, err);
+    if (f->has_bias) {
+        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        LT_TRY(c, SET(&p->product, EPILOGUE, epilogue), what, err);
+        LT_TRY(c, SET(&p->product, BIAS_POINTER, bias), what, err);
+    }
+    LT_TRY(c, layout_init(&p->a, f->type, f->a_trans, f->m, f->k, f->a_ld), what, err);
+    LT_TRY(c, layout_init(&p->b, f->type, f->b_trans, f->k, f->n, f->b_ld), what, err);
+    LT_TRY(c, layout_init(&p->c, f->d_type, false, f->m, f->n, f->c_ld), what, err);
+    LT_TRY(c, layout_init(&p->d, f->d_type, false, f->m, f->n, f->d_ld), what, err);
+
+    cublasLtMatmulPreferenceOpaque_t preference;
+    uint64_t workspace = FB_CUDA_WORKSPACE_SIZE;
+    uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    LT_TRY(c, cublasLtMatmulPreferenceInit(&preference), what, err);
+    LT_TRY(c, PREFER(&preference, MAX_WORKSPACE_BYTES, workspace), what, err);
+    LT_TRY(c, PREFER(&preference, REDUCTION_SCHEME_MASK, reduction), what, err);
+    LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_A_BYTES, f->a_alignment), what, err);
+    LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_B_BYTES, f->b_alignment), what, err);
+    LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_C_BYTES, f->c_alignment), what, err);
+    LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_D_BYTES, f->d_alignment), what, err);
+
+    cublasLtMatmulHeuristicResult_t best;
+    int n = 0;
+    LT_TRY(c, cublasLtMatmulAlgoGetHeuristic(c->matmul->handle, &p->product, &p->a, &p->b, &p->c, &p->d, &preference, 1,
+                                             &best, &n), what, err);
+    if (n == 0)
+        return fb_cuda_fail_text(c, "cuBLASLt has no algorithm for this shape", what, err);
+    LT_TRY(c, best.state, what, err);
+    p->algo = best.algo;
+    return FB_OK;
+}
+
+static fb_status plan_find(fb_cuda *c, plan **out, const facts *f, const void *bias, const char *what, fb_error *err)
+{
+    fb_cuda_matmul_state *s = c->matmul;
+    plan *set = s->table[facts_hash(f) % SET_COUNT], *oldest = set;
+    for (int i = 0; i < WAYS; i++) {
+        if (set[i].used && memcmp(&set[i].f, f, sizeof *f) == 0) {
+            set[i].used = ++s->clock;
+            *out = &set[i];
+            return FB_OK;
+        }
+        if (set[i].used < oldest->used)
+            oldest = &set[i];
+    }
+    FB_CUDA_OK(plan_make(c, oldest, f, bias, what, err));
+    oldest->used = ++s->clock;
+    *out = oldest;
+    return FB_OK;
+}
+
+static fb_status product_run(fb_cuda *c, facts f, operands o, const char *what, fb_error *err)
+{
+    if (f.m == 0 || f.n == 0)
+        return FB_OK;
+    assert(f.k > 0);
+    f.has_bias = o.bias != NULL;
+    f.has_c = o.c != NULL;
+    if (!o.c) {
+        o.c = o.d; /* not read: beta is 0 */
+        f.c_ld = f.d_ld;
+    }
+    f.a_alignment = alignment_of(o.a);
+    f.b_alignment = alignment_of(o.b);
+    f.c_alignment = alignment_of(o.c);
+    f.d_alignment = alignment_of(o.d);
+    plan *p;
+    FB_CUDA_OK(plan_find(c, &p, &f, o.bias, what, err));
+    if (o.bias)
+        LT_TRY(c, SET(&p->product, BIAS_POINTER, o.bias), what, err);
+    float alpha = 1.0f, beta = f.has_c ? 1.0f : 0.0f;
+    LT_TRY(c, cublasLtMatmul(c->matmul->handle, &p->product, &alpha, o.a, &p->a, o.b, &p->b, &beta, o.c, &p->c, o.d,
+                             &p->d, &p->algo, c->workspace, FB_CUDA_WORKSPACE_SIZE, fb_cuda_compute(c)), what, err);
+    return FB_OK;
+}
+
+static uint32_t type_of(fb_dtype t)
+{
+    assert(t == FB_F32 || t == FB_BF16);
+    return t == FB_F32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+/* ---- float32 results of bfloat16 operands with bfloat16 bias or addend, which the library does not mix ---- */
+
+typedef struct finish_args {
+    uint32_t m, n;
+    const __nv_bfloat16 *bias, *add;
+    uint64_t add_ld, y_ld;
+    float *y;
+} finish_args;
+
+/* y = y + bias + add */
+static __global__ void finish_kernel(finish_args f)
+{
+    uint64_t n = (uint64_t)f.m * f.n, step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        uint64_t row = i / f.n, col = i % f.n;
+        float y = f.y[row * f.y_ld + col];
+        if (f.bias)
+            y += __bfloat162float(f.bias[col]);
+        if (f.add)
+            y += __bfloat162float(f.add[row * f.add_ld + col]);
+        f.y[row * f.y_ld + col] = y;
+    }
+}
+
+fb_status fb_cuda_matmul_nt(fb_device *d, const fb_matmul_nt *a, fb_error *err)
+{
+    fb_cuda *c = fb_cuda_enter(d);
+    assert(a->act == FB_BF16 || a->y_dtype == FB_F32);
+    bool mixed = a->act != a->y_dtype && (a->bias || a->add);
+    facts f = { .a_trans = 1, .type = type_of(a->act), .d_type = type_of(a->y_dtype), .m = a->n, .n = a->m, .k = a->k,
+                .a_ld = a->w_ld, .b_ld = a->x_ld, .c_ld = a->add_ld, .d_ld = a->y_ld };
+    operands o = { a->w, a->x, mixed ? NULL : a->bias, mixed ? NULL : a->add, a->y };
+    FB_CUDA_OK(product_run(c, f, o, "matmul_nt", err));
+    if (!mixed || a->m == 0 || a->n == 0)
+        return FB_OK;
+    assert(a->add != a->y); /* their elements differ in size */
+    finish_args g = { a->m, a->n, (const __nv_bfloat16 *)a->bias, (const __nv_bfloat16 *)a->add, a->add_ld, a->y_ld,
+                      (float *)a->y };
+    finish_kernel<<<8 * c->n_sm, 256, 0, fb_cuda_compute(c)>>>(g);
+    return fb_cuda_launched(c, "matmul_nt", err);
+}
+
+fb_status fb_cuda_matmul_nn(fb_device *d, const fb_matmul_nn *a, fb_error *err)
+{
+    fb_cuda *c = fb_cuda_enter(d);
+    facts f = { .type = type_of(a->act), .d_type = type_of(a->act), .m = a->k, .n = a->m, .k = a->n, .a_ld = a->w_ld,
+                .b_ld = a->dy_ld, .d_ld = a->dx_ld };
+    operands o = { a->w, a->dy, NULL, NULL, a->dx };
+    return product_run(c, f, o, "matmul_nn", err);
+}
+
+fb_status fb_cuda_matmul_tn(fb_device *d, const fb_matmul_tn *a, fb_error *err)
+{
+    fb_cuda *c = fb_cuda_enter(d);
+    facts f = { .b_trans = 1, .type = type_of(a->act), .d_type = CUDA_R_32F, .m = a->k, .n = a->n, .k = a->m,
+                .a_ld = a->x_ld, .b_ld = a->dy_ld, .c_ld = a->k, .d_ld = a->k };
+    operands o = { a->x, a->dy, NULL, a->accumulate ? a->dw : NULL, a->dw };
+    return product_run(c, f, o, "matmul_tn", err);
+}
+
+/* ---- opening ---- */
+
+/* Runs each product of each dtype once: the libraries load code at the first use, and its memory is to be counted. */
+static fb_status warm_with(fb_cuda *c, unsigned char *mem, uint32_t n, fb_dtype act, fb_error *err)
+{
+    uint64_t size = (uint64_t)n * n * sizeof(float);
+    unsigned char *x = mem, *w = mem + size, *y = mem + 2 * size;
+    for (int fused = 0; fused < 2; fused++) {
+        fb_matmul_nt nt = { act, act, n, n, n, x, n, w, n, fused ? x : NULL, fused ? y : NULL, n, y, n };
+        FB_CUDA_OK(fb_cuda_matmul_nt(&c->device, &nt, err));
+        fb_matmul_tn tn = { act, n, n, n, x, n, w, n, (float *)y, fused != 0 };
+        FB_CUDA_OK(fb_cuda_matmul_tn(&c->device, &tn, err));
+    }
+    fb_matmul_nt logits = { act, FB_F32, n, n, n, x, n, w, n, NULL, NULL, 0, y, n };
+    FB_CUDA_OK(fb_cuda_matmul_nt(&c->device, &logits, err));
+    fb_matmul_nn nn = { act, n, n, n, x, n, w, n, y, n };
+    return fb_cuda_matmul_nn(&c->device, &nn, err);
+}
+
+static fb_status warm(fb_cuda *c, fb_error *err)
+{
+    static const uint32_t size[] = { 256, 2048 };
+    const uint64_t mem_size = 3 * (uint64_t)2048 * 2048 * sizeof(float);
+    unsigned char *mem;
+    FB_CUDA_TRY(c, cudaMalloc(&mem, mem_size), "memory to warm the matrix products up", err);
+    fb_status st = FB_OK;
+    cudaError_t e = cudaMemsetAsync(mem, 0, mem_size, fb_cuda_compute(c));
+    for (size_t i = 0; st == FB_OK && e == cudaSuccess && i < FB_COUNT(size); i++) {
+        st = warm_with(c, mem, size[i], FB_BF16, err);
+        if (st == FB_OK)
+            st = warm_with(c, mem, size[i], FB_F32, err);
+    }
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(fb_cuda_compute(c));
+    cudaFree(mem);
+    if (st == FB_OK && e != cudaSuccess)
+        st = fb_cuda_fail(c, e, "the first matrix products", err);
+    return st;
+}
+
+fb_status fb_cuda_matmul_init(fb_cuda *c, fb_error *err)
+{
+    c->matmul = (fb_cuda_matmul_state *)calloc(1, sizeof *c->matmul);
+    if (!c->matmul)
+        return fb_fail(err, FB_NOMEM, "cuda: no host memory for the plans of matrix products, %zu bytes",
+                       sizeof *c->matmul);
+    cublasStatus_t status = cublasLtCreate(&c->matmul->handle);
+    fb_status st = status == CUBLAS_STATUS_SUCCESS
+                       ? warm(c, err)
+                       : fb_cuda_fail_text(c, cublasLtGetStatusString(status), "cuBLASLt's start", err);
+    if (st != FB_OK)
+        fb_cuda_matmul_deinit(c);
+    return st;
+}
+
+void fb_cuda_matmul_deinit(fb_cuda *c)
+{
+    if (!c->matmul)
+        return;
+    if (c->matmul->handle)
+        cublasLtDestroy(c->matmul->handle);
+    free(c->matmul);
+    c->matmul = NULL;
+}

@@ -1,0 +1,107 @@
+#include "device/plugin.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_SIZE = 4096 };
+
+#define LIBRARY "libforebay_cuda.so"
+
+/* Whether the driver is there and sees a GPU.  Asked of the driver itself before anything of ours is loaded, because the
+ * plug-in needs libraries that a machine without a GPU has no reason to have.  Source: CUDA driver API. */
+static fb_status find_gpu(fb_error *err)
+{
+    enum { NO_DEVICE = 100 };
+    int (*init)(unsigned), (*count)(int *);
+    int n = 0, e;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL); /* stays loaded: the plug-in uses it */
+    if (!driver)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': there is no NVIDIA driver here (libcuda.so.1 is missing); install it, "
+                       "or use backend: cpu");
+    *(void **)&init = dlsym(driver, "cuInit");
+    *(void **)&count = dlsym(driver, "cuDeviceGetCount");
+    if (!init || !count)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': libcuda.so.1 is not an NVIDIA driver; use backend: cpu");
+    if ((e = init(0)) != 0 && e != NO_DEVICE)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': the NVIDIA driver does not start (CUDA error %d); see nvidia-smi, or use "
+                       "backend: cpu", e);
+    if (e == NO_DEVICE || (e = count(&n)) != 0 || n == 0)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': the driver sees no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+                       "backend: cpu");
+    return FB_OK;
+}
+
+/* The folder of the file at path, without a slash at the end; false: it has none. */
+static bool folder_of(char *out, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash - path >= PATH_SIZE)
+        return false;
+    memcpy(out, path, (size_t)(slash - path));
+    out[slash - path] = '\0';
+    return true;
+}
+
+/* The first of the places where the plug-in may lie, seen from the executable and from the library with this code. */
+static bool find_library(char *out)
+{
+    static const char *const places[] = { "", "/forebay", "/../lib", "/../lib/forebay", "/..",
+#ifdef FB_PRIVATE_LIBDIR
+                                          "/../" FB_PRIVATE_LIBDIR,
+#endif
+    };
+    char from[2][PATH_SIZE], path[PATH_SIZE];
+    int n = 0;
+    ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
+    Dl_info self;
+    if (len > 0) {
+        path[len] = '\0';
+        n += folder_of(from[n], path);
+    }
+    if (dladdr((void *)(uintptr_t)fb_plugin_open_cuda, &self) && self.dli_fname && realpath(self.dli_fname, path))
+        n += folder_of(from[n], path);
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < FB_COUNT(places); k++)
+            if (snprintf(out, PATH_SIZE, "%s%s/" LIBRARY, from[i], places[k]) < PATH_SIZE && access(out, R_OK) == 0)
+                return true;
+    return false;
+}
+
+/* The loader's sentence, as one about what is missing. */
+static fb_status explain(const char *path, const char *why, fb_error *err)
+{
+    const char *what = strstr(why, "libcudnn")    ? "cuDNN 9 for CUDA 13"
+                       : strstr(why, "libcublas") ? "cuBLAS of CUDA 13"
+                                                  : NULL;
+    if (what)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': %s is missing or too old (%s); install it or put its folder into "
+                       "LD_LIBRARY_PATH, or use backend: cpu", what, why);
+    return fb_fail(err, FB_CONFIG, "backend 'cuda': %s does not load (%s); use backend: cpu", path, why);
+}
+
+fb_status fb_plugin_open_cuda(fb_device **out, const fb_device_options *o, bool *absent, fb_error *err)
+{
+    fb_status st = FB_OK;
+    char path[PATH_SIZE];
+    *absent = true;
+    FB_TRY(find_gpu(err));
+    if (!find_library(path))
+        FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': the plug-in " LIBRARY " lies neither beside the program nor in ../lib/forebay; "
+                       "build it (FB_CUDA=ON), or use backend: cpu"));
+    *absent = false;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: CUDA's libraries do not like to be */
+    if (!library)
+        FB_TRY(explain(path, dlerror(), err));
+    const fb_plugin *plugin = dlsym(library, FB_PLUGIN_CUDA);
+    if (!plugin)
+        FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': %s is not a plug-in of forebay; remove it", path));
+    if (strcmp(plugin->version, fb_version()) != 0)
+        FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': %s is of version %s, this is %s; install both from one build", path,
+                       plugin->version, fb_version()));
+    FB_TRY(plugin->open(out, o, err));
+done:
+    return st;
+}
