@@ -3,6 +3,7 @@
 #
 # make         build/forebay                       make bench       run the benchmark programs
 # make setup   what building and testing need      make install     into PREFIX (/usr/local); DESTDIR is respected
+# make bundle  a folder (and archive) that runs from wherever it is put
 # make test    every test on the plain build       make deps        which folder of src includes which
 # make test-asan, test-tsan   C tests, sanitized   make clean       remove the builds; distclean: all that is not in git
 #
@@ -56,6 +57,9 @@ bench: all
 install: all
 	@cmake --install build --prefix $(PREFIX)
 
+bundle: all
+	@tools/bundle.sh build build/bundle
+
 deps:
 	@grep -rEo --include='*.[ch]' '#include "[a-z]+/' src | sed -E 's|^src/([a-z]+)/.*"([a-z]+)/|\1 -> \2|' \
 	| awk '$$1 != $$3' | sort | uniq -c
@@ -66,4 +70,4 @@ clean:
 distclean: clean
 	rm -rf .venv demo/out
 
-.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan bench install deps clean distclean
+.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan bench install bundle deps clean distclean

@@ -11,26 +11,32 @@ enum { PATH_SIZE = 4096 };
 #define LIBRARY "libforebay_cuda.so"
 
 /* Whether the driver is there and sees a GPU.  Asked of the driver itself before anything of ours is loaded, because the
- * plug-in needs libraries that a machine without a GPU has no reason to have.  Source: CUDA driver API. */
-static fb_status find_gpu(fb_error *err)
+ * plug-in needs libraries that a machine without a GPU has no reason to have.  Source: CUDA driver API, CUresult. */
+static fb_status find_gpu(bool *absent, fb_error *err)
 {
-    enum { NO_DEVICE = 100 };
+    enum { STUB_LIBRARY = 34, NO_DEVICE = 100 };
     int (*init)(unsigned), (*count)(int *);
     int n = 0, e;
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL); /* stays loaded: the plug-in uses it */
+    *absent = true;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays loaded: the plug-in uses it */
     if (!driver)
         return fb_fail(err, FB_CONFIG, "backend 'cuda': there is no NVIDIA driver here (libcuda.so.1 is missing); install it, "
                        "or use backend: cpu");
     *(void **)&init = dlsym(driver, "cuInit");
     *(void **)&count = dlsym(driver, "cuDeviceGetCount");
-    if (!init || !count)
-        return fb_fail(err, FB_CONFIG, "backend 'cuda': libcuda.so.1 is not an NVIDIA driver; use backend: cpu");
-    if ((e = init(0)) != 0 && e != NO_DEVICE)
-        return fb_fail(err, FB_CONFIG, "backend 'cuda': the NVIDIA driver does not start (CUDA error %d); see nvidia-smi, or use "
-                       "backend: cpu", e);
-    if (e == NO_DEVICE || (e = count(&n)) != 0 || n == 0)
+    e = init && count ? init(0) : STUB_LIBRARY;
+    if (e == STUB_LIBRARY)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': the libcuda.so.1 found is not an NVIDIA driver but a stand-in for linking; "
+                       "install the driver, or use backend: cpu");
+    if (e == 0)
+        e = count(&n);
+    if (e == NO_DEVICE || (e == 0 && n == 0))
         return fb_fail(err, FB_CONFIG, "backend 'cuda': the driver sees no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
                        "backend: cpu");
+    *absent = false;
+    if (e != 0)
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': the NVIDIA driver does not start (CUDA error %d); see nvidia-smi, or use "
+                       "backend: cpu", e);
     return FB_OK;
 }
 
@@ -86,12 +92,11 @@ fb_status fb_plugin_open_cuda(fb_device **out, const fb_device_options *o, bool 
 {
     fb_status st = FB_OK;
     char path[PATH_SIZE];
-    *absent = true;
-    FB_TRY(find_gpu(err));
-    if (!find_library(path))
+    FB_TRY(find_gpu(absent, err));
+    *absent = !find_library(path);
+    if (*absent)
         FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': the plug-in " LIBRARY " lies neither beside the program nor in ../lib/forebay; "
                        "build it (FB_CUDA=ON), or use backend: cpu"));
-    *absent = false;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: CUDA's libraries do not like to be */
     if (!library)
         FB_TRY(explain(path, dlerror(), err));

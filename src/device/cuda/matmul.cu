@@ -24,19 +24,20 @@
 
 #include "device/cuda/cuda.h"
 
-enum { SET_COUNT = 512, WAYS = 2, ALIGNMENT_MAX = 16 };
+enum { SET_COUNT = 512, WAYS = 2 };
+static const uint32_t ALIGNMENT_MAX = 16;
 
 /* A product in the library's terms: d[m,n] = op(a) op(b) + bias + c, column-major.  All facts, no padding: the table
  * compares bytes. */
-typedef struct facts {
-    uint32_t a_trans, b_trans;
-    uint32_t type, d_type; /* cudaDataType_t of a, b, bias; of c, d */
-    uint32_t m, n, k;
-    uint32_t has_bias, has_c;
-    uint32_t a_alignment, b_alignment, c_alignment, d_alignment;
-    uint32_t pad;
-    uint64_t a_ld, b_ld, c_ld, d_ld;
-} facts;
+struct facts {
+    uint32_t a_trans = 0, b_trans = 0;
+    uint32_t type = 0, d_type = 0; /* cudaDataType_t of a, b, bias; of c, d */
+    uint32_t m = 0, n = 0, k = 0;
+    uint32_t has_bias = 0, has_c = 0;
+    uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0, d_alignment = 0;
+    uint32_t pad = 0;
+    uint64_t a_ld = 0, b_ld = 0, c_ld = 0, d_ld = 0;
+};
 static_assert(sizeof(facts) == 14 * sizeof(uint32_t) + 4 * sizeof(uint64_t), "no padding but pad");
 
 typedef struct operands {
