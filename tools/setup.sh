@@ -101,6 +101,7 @@ pip_install() {
     printf '%s\n' "$version" >".venv/installed-$name"
 }
 pip_install dev -r requirements-dev.txt -c requirements-lock.txt
+! command -v nvcc >/dev/null || pip_install cuda -r requirements-cuda.txt --no-deps
 [ "$want" != demo ] || pip_install demo -r requirements-demo.txt --no-deps
 rm -f .venv/unfinished
 

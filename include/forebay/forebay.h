@@ -92,6 +92,17 @@ fb_status fb_inspect(const char *model_dir, bool json, const fb_sink *sink, fb_e
  * not all fit. */
 fb_status fb_generate(const char *model_dir, const char *prompt, const char *const *overrides, int n_override,
                       const fb_sink *sink, fb_error *err);
+/* Times real steps (forward, backward, clipping, AdamW) on random rows of cutoff_len tokens, and says where the time goes. */
+typedef struct fb_bench_request {
+    const char *preset;    /* a well-known shape, with random weights; or */
+    const char *model_dir; /* a checkpoint's folder */
+    uint32_t    n_step;    /* 0: 5; of more than two, the first two are not counted */
+    bool        json;      /* one JSON object as the result */
+    const char *const *overrides; /* key=value: the keys of the config */
+    int         n_override;
+} fb_bench_request;
+
+fb_status fb_bench(const fb_bench_request *r, const fb_sink *sink, fb_error *err);
 /* A checkpoint-N folder to a plain Hugging Face folder. */
 fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char *save_dtype, const fb_sink *sink, fb_error *err);
 /* What this machine and installation can do; FB_FAILED when something that training needs is missing. */

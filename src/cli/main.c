@@ -32,7 +32,12 @@ typedef struct words {
     int         n_override;
     bool        json;
     unsigned    preview;
+    const char *preset, *model; /* bench */
+    unsigned    steps;
+    char        trace[4200];    /* --trace FILE as a setting */
 } words;
+
+enum { TAKES_JSON = 1, TAKES_PREVIEW = 2, TAKES_BENCH = 4 };
 
 static fb_status usage(fb_error *err, const char *why, const char *what, const char *form)
 {
@@ -48,19 +53,39 @@ static bool is_override(const char *word)
     return n && word[n] == '=';
 }
 
-static fb_status read_words(words *w, int argc, char **argv, int n_wanted, bool takes_json, bool takes_preview, const char *form, fb_error *err)
+static bool read_count(const char *text, unsigned max, unsigned *out)
+{
+    char *end = NULL;
+    unsigned long n = text ? strtoul(text, &end, 10) : 0;
+    *out = (unsigned)n;
+    return n && n <= max && !*end;
+}
+
+static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsigned takes, const char *form, fb_error *err)
 {
     *w = (words){ 0 };
     for (int i = 0; i < argc; i++) {
-        const char *a = argv[i];
-        if (takes_json && !strcmp(a, "--json"))
+        const char *a = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
+        if (takes & TAKES_JSON && !strcmp(a, "--json"))
             w->json = true;
-        else if (takes_preview && !strcmp(a, "--preview")) {
-            char *end = NULL;
-            unsigned long n = i + 1 < argc ? strtoul(argv[++i], &end, 10) : 0;
-            if (!n || *end || n > 100000)
+        else if (takes & TAKES_PREVIEW && !strcmp(a, "--preview")) {
+            if (!read_count(next, 100000, &w->preview))
                 return usage(err, "--preview wants a number of rows, 1 to 100000", "", form);
-            w->preview = (unsigned)n;
+            i++;
+        } else if (takes & TAKES_BENCH && !strcmp(a, "--steps")) {
+            if (!read_count(next, 10000, &w->steps))
+                return usage(err, "--steps wants a number, 1 to 10000", "", form);
+            i++;
+        } else if (takes & TAKES_BENCH && (!strcmp(a, "--preset") || !strcmp(a, "--model") || !strcmp(a, "--trace"))) {
+            if (!next)
+                return usage(err, "nothing follows", a, form);
+            if (!strcmp(a, "--preset"))
+                w->preset = next;
+            else if (!strcmp(a, "--model"))
+                w->model = next;
+            else if (snprintf(w->trace, sizeof w->trace, "trace=%s", next) >= (int)sizeof w->trace)
+                return usage(err, "too long a name after --trace", "", form);
+            i++;
         } else if (a[0] == '-' && a[1])
             return usage(err, "unknown option", a, form);
         else if (w->n_positional < n_wanted)
@@ -71,6 +96,11 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, bool 
             w->overrides[w->n_override++] = a;
         } else
             return usage(err, "one word too many:", a, form);
+    }
+    if (w->trace[0]) {
+        if (w->n_override == (int)(sizeof w->overrides / sizeof *w->overrides))
+            return usage(err, "too many settings", "", form);
+        w->overrides[w->n_override++] = w->trace;
     }
     return w->n_positional == n_wanted ? FB_OK : usage(err, "a word is missing", "", form);
 }
@@ -145,6 +175,12 @@ static fb_status run_generate(const words *w, fb_error *err)
     return fb_generate(w->positional[0], w->positional[1], w->overrides, w->n_override, &terminal, err);
 }
 
+static fb_status run_bench(const words *w, fb_error *err)
+{
+    return fb_bench(&(fb_bench_request){ .preset = w->preset, .model_dir = w->model, .n_step = w->steps, .json = w->json,
+                                         .overrides = w->overrides, .n_override = w->n_override }, &terminal, err);
+}
+
 static fb_status run_export(const words *w, fb_error *err)
 {
     const char *dtype = NULL;
@@ -166,17 +202,19 @@ static fb_status run_doctor(const words *w, fb_error *err)
 static const struct command {
     const char *name, *form, *help;
     int  n_positional;
-    bool json, preview;
+    unsigned takes;
     fb_status (*run)(const words *w, fb_error *err);
 } commands[] = {
-    { "train",    "train CONFIG.yaml [key=value ...]",             "fine-tune or pre-train; the model ends in output_dir", 1, false, false, run_train },
-    { "data",     "data CONFIG.yaml [--preview N] [key=value ...]", "make the token shards, or show what would be learned", 1, false, true, run_data },
-    { "plan",     "plan CONFIG.yaml [--json] [key=value ...]",     "the byte ledger, before anything is allocated", 1, true, false, run_plan },
-    { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, true, false, run_inspect },
-    { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, false, false, run_eval },
-    { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, false, false, run_generate },
-    { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, false, false, run_export },
-    { "doctor",   "doctor",                                        "what this machine and installation can do", 0, false, false, run_doctor },
+    { "train",    "train CONFIG.yaml [key=value ...]",             "fine-tune or pre-train; the model ends in output_dir", 1, 0, run_train },
+    { "data",     "data CONFIG.yaml [--preview N] [key=value ...]", "make the token shards, or show what would be learned", 1, TAKES_PREVIEW, run_data },
+    { "plan",     "plan CONFIG.yaml [--json] [key=value ...]",     "the byte ledger, before anything is allocated", 1, TAKES_JSON, run_plan },
+    { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, TAKES_JSON, run_inspect },
+    { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, 0, run_eval },
+    { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, 0, run_generate },
+    { "bench",    "bench --preset NAME | --model DIR [--steps N] [--json] [--trace FILE] [key=value ...]",
+                                                                   "real steps on random rows: speed, and where the time goes", 0, TAKES_JSON | TAKES_BENCH, run_bench },
+    { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, 0, run_export },
+    { "doctor",   "doctor",                                        "what this machine and installation can do", 0, 0, run_doctor },
 };
 enum { N_COMMAND = sizeof commands / sizeof *commands };
 
@@ -213,7 +251,7 @@ int main(int argc, char **argv)
         words w;
         if (strcmp(name, c->name))
             continue;
-        fb_status st = read_words(&w, argc - 2, argv + 2, c->n_positional, c->json, c->preview, c->form, &err);
+        fb_status st = read_words(&w, argc - 2, argv + 2, c->n_positional, c->takes, c->form, &err);
         return ended(st == FB_OK ? c->run(&w, &err) : st, &err);
     }
     fprintf(stderr, "forebay: '%s' is no command; the commands are", name);

@@ -91,7 +91,7 @@ const fb_key fb_key_table[] = {
     KEY_U64(seed, "42", 0, "seed of the shuffle"),
     /* output */
     KEY_TEXT(output_dir, NULL, NULL, 0, "folder of checkpoints, log and final model"),
-    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds a run"),
+    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds checkpoints, and remove them"),
     KEY_U32(logging_steps, "10", 1, U32_MAX, 0, "updates between lines of trainer_log.jsonl"),
     KEY_CHOICE(save_strategy, "steps", strategies, "when to save a checkpoint"),
     KEY_U32(save_steps, "500", 1, U32_MAX, 0, "updates between checkpoints"),
@@ -106,7 +106,7 @@ const fb_key fb_key_table[] = {
     KEY_TEXT(backend, "auto", backends, 0, "device back end"),
     KEY_U32(device, "0", 0, 1023, 0, "number of the device"),
     KEY_CHOICE(compute_dtype, "auto", compute_dtypes, "auto: bfloat16 on cuda, float32 on cpu"),
-    KEY_SIZE(hbm_budget, "device memory to use; auto: what the device has"),
+    KEY_SIZE(hbm_budget, "device memory to use; auto: what is free (cpu: no limit)"),
     KEY_SIZE(ram_budget, "host memory to use; auto: what the machine has"),
     KEY_U32(slots, "2", 1, U32_MAX, FB_KEY_ALL, "device buffers that blocks stream through"),
     KEY_BOOL(overlap, "true", "copy while computing"),
@@ -115,6 +115,7 @@ const fb_key fb_key_table[] = {
     KEY_U32(update_threads, "auto", 0, 65536, FB_KEY_AUTO, "threads of the optimizer; auto: all cores"),
     KEY_TEXT(update_kernel, "auto", update_kernels, 0, "AdamW kernel; auto: the fastest that this machine runs"),
     KEY_BOOL(full_determinism, "false", "the same bits from run to run, at any cost in speed"),
+    KEY_TEXT(trace, NULL, NULL, 0, "file to write the last steps' time line into, for Perfetto"),
 };
 static_assert(FB_COUNT(fb_key_table) == FB_KEY_COUNT, "FB_KEY_COUNT is the number of rows");
 

@@ -79,6 +79,7 @@ typedef struct fb_options {
     uint32_t compute_threads, update_threads; /* 0: all cores */
     char  *update_kernel;     /* auto, scalar, avx2, avx512 */
     bool   full_determinism;
+    char  *trace;             /* file to write when everything ran into; NULL: none */
 } fb_options;
 
 /* path may be NULL (only overrides).  overrides: n strings "key=value", the last of a key wins.  FB_CONFIG.

@@ -55,6 +55,9 @@ typedef struct fb_device_ops {
     fb_status (*sync)(fb_device *d, fb_stream s, fb_error *err);
     /* Any thread.  Blocks the host until the most recent record of e has been reached. */
     fb_status (*event_wait_host)(fb_device *d, fb_event *e, fb_error *err);
+    /* Seconds, on the device's own clock, at which the most recent record of e was reached; only after a sync has made
+     * sure that it was. */
+    fb_status (*event_time)(fb_device *d, fb_event *e, double *seconds, fb_error *err);
     /* Bytes of device memory in use now and at most so far, as this back end sees it. */
     void      (*memory)(fb_device *d, uint64_t *used, uint64_t *peak);
     void      (*close)(fb_device *d);
@@ -71,6 +74,7 @@ typedef struct fb_device_options {
     uint32_t    index;        /* which GPU */
     uint32_t    n_thread;     /* cpu: threads that compute; 0: all cores */
     uint64_t    memory_max;   /* bytes the arena may hold; 0: no cap */
+    bool        deterministic; /* the same bits from run to run at any cost (cuda: attention's backward; cpu always) */
     bool        inline_run;   /* cpu: no worker threads; every call runs at once (overlap: false) */
 } fb_device_options;
 

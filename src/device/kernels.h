@@ -118,7 +118,7 @@ typedef struct fb_attention {
     uint32_t t, n_head, n_kv_head, head_dim, window;
     float scale;
     const fb_span *span; uint32_t n_span; /* device memory */
-    uint32_t q_len_max, k_len_max;        /* over the spans */
+    uint32_t q_len_max, k_len_max;        /* over the spans; equal only where each span's two ranges are the same */
     const void *q; uint64_t q_ld;
     const void *k; uint64_t k_ld;
     const void *v; uint64_t v_ld;

@@ -91,6 +91,8 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool 
         [FB_DEV_SUMS] = pad(sizeof(double) * (m->n_block + 1)),
     };
     if (r->train) {
+        if (n_pass > 1) /* earlier passes' embedding gradients come back there, one micro-batch at a time */
+            d[FB_DEV_SCRATCH] = max_u64(d[FB_DEV_SCRATCH], p->input_size + p->meta_size);
         d[FB_DEV_DX] = inputs_on_host ? 0 : p->input_size * k;
         d[FB_DEV_ACC] = p->n_acc * p->acc_size;
         d[FB_DEV_TABLE_ACC] = pad(table * sizeof(float));
@@ -116,6 +118,7 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool 
         [FB_HOST_ACCUMULATORS] = r->train && n_pass > 1 && (copied || !r->clip) ? sizeof(float) * n : 0,
         [FB_HOST_SLABS] = r->train && !r->clip ? p->n_slab * pad(p->slab_elems * grad) : 0,
         [FB_HOST_INPUTS] = inputs_on_host ? p->input_size * k * n_layer : 0,
+        [FB_HOST_ROWS] = r->train && n_pass > 1 ? p->input_size * r->n_micro : 0,
         [FB_HOST_STAGING] = 2 * p->input_size,
         [FB_HOST_BATCH] = p->meta_size * r->n_micro + p->rope_size * (c->rope.type == FB_ROPE_DYNAMIC ? r->n_micro : 1),
         [FB_HOST_RUNTIME] = r->runtime_bytes,

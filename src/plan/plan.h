@@ -42,8 +42,8 @@ typedef struct fb_plan_request {
     X(M, "first moments")              X(V, "second moments")                         \
     X(GRADIENTS, "gradients")          X(ACCUMULATORS, "gradients between passes, fp32") \
     X(SLABS, "gradient slabs")         X(STAGING, "embedding rows")                   \
-    X(INPUTS, "block inputs")          X(BATCH, "batch")                              \
-    X(RUNTIME, "runtime and libraries")
+    X(INPUTS, "block inputs")          X(ROWS, "embedding gradients between passes")  \
+    X(BATCH, "batch")                  X(RUNTIME, "runtime and libraries")
 
 #define FB_PLAN_ENUM_D(name, text) FB_DEV_##name,
 #define FB_PLAN_ENUM_H(name, text) FB_HOST_##name,

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +73,11 @@ done:
     return st;
 }
 
+static bool has_shape_of(const fb_tensor *t, const fb_param *p)
+{
+    return t->rank == p->rank && t->shape[0] == p->rows && (p->rank == 1 || t->shape[1] == p->cols);
+}
+
 fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -89,12 +95,16 @@ fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err)
             uint64_t n = p->rows * p->cols;
             tensor_name(name, kind, p);
             const fb_tensor *t = fb_shard_find(shard, name);
-            if (!t || t->dtype != FB_F32 || t->size != n * sizeof *piece)
+            if (!t || t->dtype != FB_F32 || !has_shape_of(t, p))
                 FB_TRY(fb_fail(err, FB_INPUT, "%s: '%s' is %s; the checkpoint is of another model", path, name,
                                t ? "of another shape" : "missing"));
             for (uint64_t at = 0, k; at < n; at += k) {
                 k = n - at < PIECE ? n - at : PIECE;
                 memcpy(piece, (const unsigned char *)t->data + at * sizeof *piece, k * sizeof *piece);
+                for (uint64_t j = 0; j < k; j++)
+                    if (!isfinite(piece[j]))
+                        FB_TRY(fb_fail(err, FB_INPUT, "%s: '%s' is not finite at element %llu; the checkpoint is damaged", path,
+                                       name, (unsigned long long)(at + j)));
                 write_piece(s, kind, p, at, k, piece);
             }
         }
@@ -149,7 +159,7 @@ fb_status fb_checkpoint_read_progress(fb_progress *p, const char *dir, fb_error 
             "steps_per_epoch", &per_epoch, "rope_len", &rope, "nonfinite_in_a_row", &nonfinite, "elapsed", &p->elapsed,
             "finished", &finished, "fingerprint", &fingerprint) != 0)
         FB_TRY(fb_fail(err, FB_INPUT, "%s: is not a state that forebay wrote (%s)", path, why.text));
-    if (data_step < 0 || update_step < 0 || total < 0 || rope < 0 || rope > UINT32_MAX || nonfinite < 0
+    if (data_step < 0 || update_step < 0 || total < 0 || rows < 0 || per_epoch < 1 || rope < 0 || rope > UINT32_MAX || nonfinite < 0
         || strlen(fingerprint) >= sizeof p->fingerprint)
         FB_TRY(fb_fail(err, FB_INPUT, "%s: a counter is out of range", path));
     p->data_step = (uint64_t)data_step;
@@ -227,18 +237,29 @@ done:
     return st;
 }
 
-fb_status fb_checkpoint_prune(const fb_options *o, fb_error *err)
+/* Oldest first, until at most n_kept are left. */
+static fb_status remove_down_to(const char *output_dir, uint32_t n_kept, fb_error *err)
 {
     char dir[FB_PATH_SIZE];
     int64_t oldest, newest;
-    while (o->save_total_limit && scan(o->output_dir, &oldest, &newest) > o->save_total_limit) {
-        fb_status st = folder_of(dir, o->output_dir, oldest, "", err);
+    while (scan(output_dir, &oldest, &newest) > n_kept) {
+        fb_status st = folder_of(dir, output_dir, oldest, "", err);
         if (st == FB_OK)
             st = fb_dir_remove(dir, err);
         if (st != FB_OK)
             return st;
     }
     return FB_OK;
+}
+
+fb_status fb_checkpoint_prune(const fb_options *o, fb_error *err)
+{
+    return o->save_total_limit ? remove_down_to(o->output_dir, o->save_total_limit, err) : FB_OK;
+}
+
+fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err)
+{
+    return remove_down_to(output_dir, 0, err);
 }
 
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, fb_error *err)

@@ -30,6 +30,8 @@ fb_status fb_checkpoint_save(const fb_state *s, const fb_progress *p, const fb_o
 fb_status fb_checkpoint_prune(const fb_options *o, fb_error *err);
 /* The newest checkpoint in output_dir; dir is empty when there is none. */
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, fb_error *err);
+/* All checkpoint-N folders of output_dir, for a run that starts afresh. */
+fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err);
 fb_status fb_checkpoint_read_progress(fb_progress *p, const char *dir, fb_error *err);
 /* Masters and moments.  FB_INPUT: a tensor is missing or has another shape. */
 fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err);

@@ -31,10 +31,19 @@ done:
     return st;
 }
 
+fb_status fb_session_open_shape(fb_session *s, const char *config_json, const char *name, fb_error *err)
+{
+    fb_model_config cfg;
+    *s = (fb_session){ 0 };
+    fb_status st = fb_model_config_parse(&cfg, config_json, name, err);
+    return st != FB_OK ? st : fb_manifest_build(&s->manifest, &cfg, err);
+}
+
 static fb_status open_device(fb_session *s, const fb_options *o, fb_error *err)
 {
     fb_status st = fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
-        .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .inline_run = !o->overlap }, err);
+        .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .deterministic = o->full_determinism,
+        .inline_run = !o->overlap }, err);
     if (st == FB_OK)
         s->device->ops->info(s->device, &s->info);
     return st;
@@ -79,13 +88,20 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
         FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
     FB_TRY(fb_team_new(&s->team, n_core, "host", err));
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->act, s->device, s->team, err));
-    FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
+    if (s->shards)
+        FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
+    else
+        fb_state_randomize(&s->state, o->seed, s->team);
     fb_shard_set_close(s->shards);
     s->shards = NULL;
+    uint32_t update_threads = o->update_threads ? o->update_threads : n_core;
+    if (r->trace_steps)
+        FB_TRY(fb_trace_new(&s->trace, &(fb_trace_options){ .device = s->device, .n_span = fb_engine_trace_spans(&s->plan, &s->manifest),
+            .n_block = s->manifest.n_block, .n_slot = s->plan.slots, .n_worker = update_threads, .n_step = r->trace_steps }, err));
     FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
         .team = s->team, .act = s->act, .recompute = (fb_recompute)o->recompute, .train = r->train,
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,
-        .update_threads = o->update_threads ? o->update_threads : n_core }, err));
+        .update_threads = update_threads, .trace = s->trace }, err));
 done:
     return st; /* what has been opened is closed by fb_session_close */
 }
@@ -93,6 +109,7 @@ done:
 void fb_session_close(fb_session *s)
 {
     fb_engine_free(s->engine);
+    fb_trace_free(s->trace);
     if (s->state.device)
         fb_state_deinit(&s->state);
     if (s->device)

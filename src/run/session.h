@@ -14,11 +14,12 @@ typedef struct fb_session_request {
     bool        train;
     uint32_t    row_len, micro_rows, n_micro;
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
+    uint32_t    trace_steps; /* > 0: when things run is recorded, and so many steps are kept */
 } fb_session_request;
 
 typedef struct fb_session {
     fb_manifest   manifest;
-    fb_shard_set *shards;  /* closed once the weights are in place */
+    fb_shard_set *shards;  /* closed once the weights are in place; NULL: they are random */
     fb_dtype      act;
     fb_plan       plan;
     double        step_flops; /* of a full step */
@@ -27,14 +28,18 @@ typedef struct fb_session {
     fb_team      *team;
     fb_state      state;
     fb_engine    *engine;
+    fb_trace     *trace;   /* NULL: none */
 } fb_session;
 
 /* The model's tables, checked against its files: a bad checkpoint is found before anything else is begun. */
 fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err);
+/* The same for a shape alone, the text of a config.json; the weights will be random, from the option `seed`.  name: for
+ * messages. */
+fb_status fb_session_open_shape(fb_session *s, const char *config_json, const char *name, fb_error *err);
 /* After fb_session_open: opens the device, plans for it; allocates neither arena nor state.  May be called again with
  * another request.  FB_NOFIT as fb_plan_build: the plan can then still be looked at. */
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
-/* After fb_session_plan: state with the checkpoint's weights, engine. */
+/* After fb_session_plan: state with its weights, engine. */
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err);
 void      fb_session_close(fb_session *s); /* a zeroed struct is fine */
 

@@ -34,6 +34,8 @@ typedef struct trainer {
     bool              already_finished;
 } trainer;
 
+enum { TRACE_STEPS = 8 }; /* the newest, enough to see a pattern */
+
 static double elapsed(const trainer *t)
 {
     struct timespec now;
@@ -134,13 +136,26 @@ done:
     return st;
 }
 
+/* Checkpoints of another run would be taken for this one's at the next resume. */
+static fb_status clear_earlier_run(const fb_options *o, fb_error *err)
+{
+    char newest[FB_PATH_SIZE];
+    fb_status st = fb_checkpoint_find(newest, o->output_dir, err);
+    if (st != FB_OK || !newest[0])
+        return st;
+    if (!o->overwrite_output_dir)
+        return fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from "
+                       "them, or overwrite_output_dir: true to remove them", o->output_dir);
+    return fb_checkpoint_remove_all(o->output_dir, err);
+}
+
 static fb_status set_up(trainer *t, fb_error *err)
 {
     static const char *const needed[] = { "model_name_or_path", "dataset", "output_dir" };
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
-    fb_session_request r = { .options = o, .train = true };
+    fb_session_request r = { .options = o, .train = true, .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
     clock_gettime(CLOCK_MONOTONIC, &t->started);
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
@@ -158,6 +173,8 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(find_resume(t, resume, err));
     if (t->already_finished)
         goto done;
+    if (!resume[0])
+        FB_TRY(clear_earlier_run(o, err));
     FB_TRY(fb_session_start(&t->session, &r, err));
     if (resume[0]) {
         FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
@@ -333,6 +350,8 @@ static fb_status finish(trainer *t, fb_error *err)
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device planned %.1f, measured %.1f MiB; host planned %.1f, measured %.1f MiB",
            (double)s->plan.device_bytes / 0x1p20, (double)held.device / 0x1p20, (double)s->plan.host_bytes / 0x1p20,
            (double)held.host / 0x1p20);
+    if (t->o->trace)
+        FB_TRY(fb_trace_write(s->trace, t->o->trace, err));
     FB_TRY(fb_session_write_memory(s, t->o->output_dir, err));
     FB_TRY(fb_checkpoint_write_progress(&t->at, t->o->output_dir, err));
     FB_TRY(fb_export_model(&s->state, t->o->model_name_or_path, t->o->output_dir, t->save_dtype, err));

@@ -34,6 +34,7 @@ struct fb_engine {
     fb_device        *d;
     const fb_device_ops *ops;
     const fb_kernels *k;
+    fb_trace         *trace;
     const fb_manifest *m;
     fb_layer_shape    shape;
     unsigned char    *arena;        /* device */
@@ -53,7 +54,7 @@ struct fb_engine {
     unsigned char    *staging[N_STAGING];
     fb_event         *staging_free[N_STAGING];
     fb_micro         *micros;
-    unsigned char    *host_inputs;
+    unsigned char    *host_inputs, *host_rows; /* in host: block inputs; gradients of embedding rows between passes */
     unsigned char    *meta, *rope;  /* host; one a micro-batch, one a table */
     fb_rope_state     rope_state, rope_next;
     bool              rope_uploaded;
@@ -105,7 +106,22 @@ static fb_status after(fb_engine *e, fb_stream waiter, fb_stream done, fb_event 
     return st != FB_OK ? st : e->ops->wait(e->d, waiter, event, err);
 }
 
+static fb_status compute_after(fb_engine *e, fb_trace_label why, fb_stream done, fb_event *event, fb_error *err)
+{
+    fb_status st = e->ops->record(e->d, done, event, err);
+    return st != FB_OK ? st : fb_traced_wait(e->d, e->trace, why, event, err);
+}
+
 /* ---- weights ---- */
+
+/* Weights may be sent, and rows gathered, once their update is done. */
+static void await_update(fb_engine *e, uint32_t block)
+{
+    double since = fb_trace_now(e->trace);
+    if (e->updater)
+        fb_updater_wait(e->updater, block);
+    fb_trace_host(e->trace, FB_LABEL(HOST_UPDATE, block, FB_NO_PART), since);
+}
 
 static fb_status load_layer(fb_engine *e, uint32_t slot, uint32_t layer, uint32_t when, fb_error *err)
 {
@@ -118,12 +134,12 @@ static fb_status load_layer(fb_engine *e, uint32_t slot, uint32_t layer, uint32_
     }
     e->slots[slot] = (fb_slot){ layer, when };
     fb_block_move(&e->layer_state[layer], FB_BLOCK_PREFETCHING);
-    if (e->updater)
-        fb_updater_wait(e->updater, layer + 1);
+    await_update(e, layer + 1);
     /* The kernels that read what was in the slot are enqueued, but the streams run apart. */
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, s->used, err));
-    FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, s->mem, fb_state_at(e->o.state, FB_HOST_WEIGHTS, layer + 1, 0),
-                          block_of_layer(e, layer)->extent * fb_dtype_size(e->o.act), err));
+    FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_WEIGHTS, layer + 1, slot), s->mem,
+                            fb_state_at(e->o.state, FB_HOST_WEIGHTS, layer + 1, 0),
+                            block_of_layer(e, layer)->extent * fb_dtype_size(e->o.act), err));
     FB_TRY(e->ops->record(e->d, FB_STREAM_H2D, s->loaded, err));
 done:
     return st;
@@ -140,16 +156,14 @@ static fb_status load_head(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     uint32_t last = e->m->n_block - 1;
     uint64_t size = fb_dtype_size(e->o.act);
-    if (e->updater)
-        fb_updater_wait(e->updater, last);
+    await_update(e, last);
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, e->head.used, err));
-    FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, e->head.mem, fb_state_at(e->o.state, FB_HOST_WEIGHTS, last, 0),
-                          e->m->blocks[last].extent * size, err));
+    FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_WEIGHTS, last, e->n_slot), e->head.mem,
+                            fb_state_at(e->o.state, FB_HOST_WEIGHTS, last, 0), e->m->blocks[last].extent * size, err));
     if (e->m->cfg.tied) {
-        if (e->updater)
-            fb_updater_wait(e->updater, 0);
-        FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, e->head.mem + head_extent_size(e),
-                              fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), e->m->blocks[0].extent * size, err));
+        await_update(e, 0);
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_WEIGHTS, 0, e->n_slot), e->head.mem + head_extent_size(e),
+                                fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), e->m->blocks[0].extent * size, err));
     }
     FB_TRY(e->ops->record(e->d, FB_STREAM_H2D, e->head.loaded, err));
     e->head_valid = true;
@@ -198,7 +212,7 @@ static fb_status enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t 
         FB_TRY(load_layer(e, *slot, layer, v, err));
     }
     if (e->layer_state[layer] == FB_BLOCK_PREFETCHING) {
-        FB_TRY(e->ops->wait(e->d, FB_STREAM_COMPUTE, e->device_slots[*slot].loaded, err));
+        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_WEIGHTS, layer + 1, FB_NO_PART), e->device_slots[*slot].loaded, err));
         fb_block_move(&e->layer_state[layer], FB_BLOCK_RESIDENT);
     }
     fb_block_move(&e->layer_state[layer], FB_BLOCK_COMPUTING);
@@ -260,20 +274,20 @@ static fb_status upload_batch(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     for (uint32_t i = 0; i < e->count; i++) {
         uint32_t micro = e->first + i;
-        FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, region(e, FB_DEV_META) + i * e->plan.meta_size,
-                              e->meta + micro * e->plan.meta_size, e->plan.meta_size, err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro), region(e, FB_DEV_META) + i * e->plan.meta_size,
+                                e->meta + micro * e->plan.meta_size, e->plan.meta_size, err));
         if (rope_is_dynamic(e)) {
             uint32_t len = e->micros[micro].len_max + e->cache_row;
             fb_rope_advance(&e->rope_next, &e->m->cfg, len);
-            FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, rope_device(e, i), make_rope(e, micro, len, &e->rope_next),
-                                  e->plan.rope_size, err));
+            FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro), rope_device(e, i),
+                                    make_rope(e, micro, len, &e->rope_next), e->plan.rope_size, err));
         }
     }
     if (!rope_is_dynamic(e) && !e->rope_uploaded) {
         FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, region(e, FB_DEV_ROPE), e->rope, e->plan.rope_size, err));
         e->rope_uploaded = true;
     }
-    FB_TRY(after(e, FB_STREAM_COMPUTE, FB_STREAM_H2D, e->batch_ready, err));
+    FB_TRY(compute_after(e, FB_LABEL(WAIT_DATA, 0, FB_NO_PART), FB_STREAM_H2D, e->batch_ready, err));
 done:
     return st;
 }
@@ -304,19 +318,23 @@ static fb_status visit_embed(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
     uint64_t row_size = e->m->cfg.hidden * fb_dtype_size(e->o.act);
-    if (e->updater)
-        fb_updater_wait(e->updater, 0);
+    await_update(e, 0);
     for (uint32_t i = 0; i < e->count; i++) {
         const fb_micro *micro = &e->micros[e->first + i];
         uint32_t s = i % N_STAGING;
+        double since = fb_trace_now(e->trace);
         FB_TRY(e->ops->event_wait_host(e->d, e->staging_free[s], err));
+        fb_trace_host(e->trace, FB_LABEL(HOST_STAGING, 0, e->first + i), since);
+        since = fb_trace_now(e->trace);
         gather g = { e->staging[s], fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), micro->host.id, row_size, micro->t };
         fb_team_run(e->o.team, (micro->t + GATHER_ROWS - 1) / GATHER_ROWS, gather_task, &g);
+        fb_trace_host(e->trace, FB_LABEL(HOST_GATHER, 0, e->first + i), since);
         fb_inputs_set_used(&e->inputs, i, micro->t * row_size);
-        FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, fb_inputs_first(&e->inputs, i), e->staging[s], micro->t * row_size, err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ROWS, 0, e->first + i), fb_inputs_first(&e->inputs, i),
+                                e->staging[s], micro->t * row_size, err));
         FB_TRY(e->ops->record(e->d, FB_STREAM_H2D, e->staging_free[s], err));
     }
-    FB_TRY(after(e, FB_STREAM_COMPUTE, FB_STREAM_H2D, e->embed_ready, err));
+    FB_TRY(compute_after(e, FB_LABEL(WAIT_DATA, 0, FB_NO_PART), FB_STREAM_H2D, e->embed_ready, err));
 done:
     return st;
 }
@@ -344,13 +362,16 @@ static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first,
     fb_status st = FB_OK;
     uint64_t size = fb_dtype_size(e->o.act);
     if (e->o.clip)
-        return e->ops->download(e->d, FB_STREAM_D2H, fb_state_at(e->o.state, FB_HOST_GRADIENTS, block, first), src, n * size, err);
+        return fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART),
+                                  fb_state_at(e->o.state, FB_HOST_GRADIENTS, block, first), src, n * size, err);
     for (uint64_t at = 0; at < n;) {
         uint64_t piece = n - at < e->plan.slab_elems ? n - at : e->plan.slab_elems;
+        double since = fb_trace_now(e->trace);
         unsigned char *slab = fb_pool_take(&e->slabs);
+        fb_trace_host(e->trace, FB_LABEL(HOST_SLAB, block, FB_NO_PART), since);
         landing *l = &e->landings[(uint64_t)(slab - e->slabs.base) / e->slabs.slab_size];
         *l = (landing){ e, block, first + at, piece, slab };
-        FB_TRY(e->ops->download(e->d, FB_STREAM_D2H, slab, src + at * size, piece * size, err));
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART), slab, src + at * size, piece * size, err));
         FB_TRY(e->ops->call(e->d, FB_STREAM_D2H, land, l, err));
         at += piece;
     }
@@ -371,9 +392,11 @@ static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_even
         uint64_t n = extent - first < piece_max ? extent - first : piece_max;
         unsigned char *out = copied ? region(e, FB_DEV_GRAD_OUT) : (unsigned char *)acc;
         if (copied)
-            FB_TRY(e->ops->wait(e->d, FB_STREAM_COMPUTE, e->out_free, err));
+            FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), e->out_free, err));
+        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(GRAD_OUT, block, FB_NO_PART), 0, err));
         FB_TRY(e->k->grad_out(e->d, &(fb_grad_out){ .out_dtype = e->o.act, .n = n, .acc = acc + first, .out = out,
             .sq = sum_at(e, block), .accumulate = first > 0 }, err));
+        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
         FB_TRY(after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
         FB_TRY(download_gradient(e, block, first, n, out, err));
         if (copied)
@@ -397,15 +420,15 @@ static fb_status open_accumulator(fb_engine *e, uint32_t block, float *acc, fb_e
 {
     fb_status st = FB_OK;
     uint64_t size = e->m->blocks[block].extent * sizeof(float);
-    FB_TRY(e->ops->wait(e->d, FB_STREAM_COMPUTE, free_event, err));
+    FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), free_event, err));
     if (e->pass == 0) {
         if (zero)
             FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, size, err));
         return FB_OK;
     }
     FB_TRY(after(e, FB_STREAM_H2D, FB_STREAM_COMPUTE, e->restored, err));
-    FB_TRY(e->ops->upload(e->d, FB_STREAM_H2D, acc, resting_place(e, block), size, err));
-    FB_TRY(after(e, FB_STREAM_COMPUTE, FB_STREAM_H2D, e->restored, err));
+    FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ACC, block, FB_NO_PART), acc, resting_place(e, block), size, err));
+    FB_TRY(compute_after(e, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), FB_STREAM_H2D, e->restored, err));
 done:
     return st;
 }
@@ -417,7 +440,8 @@ static fb_status close_accumulator(fb_engine *e, uint32_t block, float *acc, fb_
     if (e->pass + 1 == e->n_pass)
         return send_gradient(e, block, acc, free_event, err);
     FB_TRY(after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
-    FB_TRY(e->ops->download(e->d, FB_STREAM_D2H, resting_place(e, block), acc, e->m->blocks[block].extent * sizeof(float), err));
+    FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ACC, block, FB_NO_PART), resting_place(e, block), acc,
+                              e->m->blocks[block].extent * sizeof(float), err));
     FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, free_event, err));
     /* The next pass's restore goes by h2d, which does not wait for d2h by itself. */
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, free_event, err));
@@ -459,7 +483,9 @@ static fb_status visit_forward(fb_engine *e, uint32_t v, const fb_visit *visit, 
         void *x, *y;
         FB_TRY(fb_inputs_forward(&e->inputs, visit->layer, i, &x, &y, err));
         fb_layer_binding b = bind_layer(e, visit->layer, slot, i, x);
+        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(FORWARD, visit->layer + 1, e->first + i), 0, err));
         FB_TRY(fb_layer_forward(&b, y, err));
+        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
         FB_TRY(fb_inputs_forward_done(&e->inputs, visit->layer, i, err));
     }
     FB_TRY(leave_layer(e, visit, slot, err));
@@ -480,7 +506,9 @@ static fb_status visit_backward(fb_engine *e, uint32_t v, const fb_visit *visit,
         FB_TRY(fb_inputs_backward(&e->inputs, visit->layer, i, &x, err));
         fb_layer_binding b = bind_layer(e, visit->layer, slot, i, x);
         b.gradients = acc;
+        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(BACKWARD, visit->layer + 1, e->first + i), 0, err));
         FB_TRY(fb_layer_backward(&b, fb_inputs_dx(&e->inputs, i), e->pass > 0 || i > 0, err));
+        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
         FB_TRY(fb_inputs_backward_done(&e->inputs, err));
     }
     FB_TRY(leave_layer(e, visit, slot, err));
@@ -585,7 +613,7 @@ static fb_status visit_head(fb_engine *e, fb_error *err)
     if (!e->head_valid)
         FB_TRY(load_head(e, err));
     if (!e->head_awaited)
-        FB_TRY(e->ops->wait(e->d, FB_STREAM_COMPUTE, e->head.loaded, err));
+        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_WEIGHTS, last, FB_NO_PART), e->head.loaded, err));
     e->head_awaited = true;
     if (train) {
         FB_TRY(open_accumulator(e, tied ? 0 : last, table_acc, e->table_free, true, err));
@@ -595,15 +623,19 @@ static fb_status visit_head(fb_engine *e, fb_error *err)
     head_place p = place_head(e);
     if (train)
         FB_TRY(fb_inputs_turn(&e->inputs, err));
-    for (uint32_t i = 0; i < e->count; i++)
+    for (uint32_t i = 0; i < e->count; i++) {
+        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(LOSS, last, e->first + i), 0, err));
         FB_TRY(head_micro(e, &p, i, err));
+        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+    }
     FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, e->head.used, err));
     if (!train)
         return FB_OK;
     if (e->pass + 1 == e->n_pass) {
         /* Before any gradient: with clipping off, nothing is updated under a loss that is not finite. */
         FB_TRY(after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->loss_ready, err));
-        FB_TRY(e->ops->download(e->d, FB_STREAM_D2H, &e->sums[e->m->n_block], sum_at(e, e->m->n_block), sizeof(double), err));
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_SUMS, last, FB_NO_PART), &e->sums[e->m->n_block],
+                                  sum_at(e, e->m->n_block), sizeof(double), err));
         FB_TRY(e->ops->call(e->d, FB_STREAM_D2H, look_at_loss, e, err));
     }
     FB_TRY(close_accumulator(e, last, tied ? final_acc : table_acc, tied ? e->final_free : e->table_free, err));
@@ -611,20 +643,77 @@ done:
     return st;
 }
 
-/* The table's turn comes last: a tied one has waited on the device since the head. */
+/* ---- the embedding's gradient ----
+ *
+ * The table's turn comes last: a tied one has waited on the device since the head.  Its rows are added in the order of
+ * micro-batches, after the head's part of them all, whatever the passes: another order would be other bits.  So in all
+ * passes but the last the gradients of the rows go to the host, and in the last they come back first. */
+
+static fb_status add_rows(fb_engine *e, uint32_t micro, const void *dx, fb_micro_arrays meta, float *acc, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(EMBED_GRAD, 0, micro), 0, err));
+    FB_TRY(e->k->embed_grad(e->d, &(fb_embed_grad){ .act = e->o.act, .c = e->m->cfg.hidden,
+        .n_unique = e->micros[micro].n_unique, .dx = dx, .id = meta.embed_id, .start = meta.embed_start,
+        .order = meta.embed_order, .d_table = acc + e->m->blocks[0].offset[FB_ROLE_EMBED] }, err));
+    FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+done:
+    return st;
+}
+
+static uint64_t rows_size(const fb_engine *e, uint32_t micro)
+{
+    return (uint64_t)e->micros[micro].t * e->m->cfg.hidden * fb_dtype_size(e->o.act);
+}
+
+static fb_status keep_rows(fb_engine *e, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
+    for (uint32_t i = 0; i < e->count; i++)
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ROWS, 0, e->first + i),
+                                  e->host_rows + (e->first + i) * e->plan.input_size, fb_inputs_dx(&e->inputs, i),
+                                  rows_size(e, e->first + i), err));
+    /* The next pass writes where these are read. */
+    FB_TRY(compute_after(e, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), FB_STREAM_D2H, e->restored, err));
+done:
+    return st;
+}
+
+/* No layer runs: its scratch takes one micro-batch's rows, and what describes them. */
+static fb_status add_kept_rows(fb_engine *e, float *acc, fb_error *err)
+{
+    fb_status st = FB_OK;
+    unsigned char *dx = region(e, FB_DEV_SCRATCH), *meta = dx + e->plan.input_size;
+    for (uint32_t micro = 0; micro < e->first; micro++) {
+        FB_TRY(after(e, FB_STREAM_H2D, FB_STREAM_COMPUTE, e->restored, err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ROW_GRADIENTS, 0, micro), dx,
+                                e->host_rows + micro * e->plan.input_size, rows_size(e, micro), err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro), meta, e->meta + micro * e->plan.meta_size,
+                                e->plan.meta_size, err));
+        FB_TRY(compute_after(e, FB_LABEL(WAIT_GRADIENT, 0, micro), FB_STREAM_H2D, e->restored, err));
+        FB_TRY(add_rows(e, micro, dx, fb_micro_at(meta, e->plan.t_max), acc, err));
+    }
+done:
+    return st;
+}
+
 static fb_status visit_embed_backward(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
     float *acc = (float *)(void *)region(e, FB_DEV_TABLE_ACC);
-    if (!e->m->cfg.tied)
-        FB_TRY(open_accumulator(e, 0, acc, e->table_free, true, err));
-    for (uint32_t i = 0; i < e->count; i++) {
-        fb_micro_arrays meta = meta_at(e, i);
-        FB_TRY(e->k->embed_grad(e->d, &(fb_embed_grad){ .act = e->o.act, .c = e->m->cfg.hidden,
-            .n_unique = e->micros[e->first + i].n_unique, .dx = fb_inputs_dx(&e->inputs, i), .id = meta.embed_id,
-            .start = meta.embed_start, .order = meta.embed_order,
-            .d_table = acc + e->m->blocks[0].offset[FB_ROLE_EMBED] }, err));
+    bool tied = e->m->cfg.tied;
+    if (e->pass + 1 < e->n_pass) {
+        FB_TRY(keep_rows(e, err));
+        return tied ? close_accumulator(e, 0, acc, e->table_free, err) : FB_OK;
     }
+    if (!tied) {
+        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), e->table_free, err));
+        FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, e->m->blocks[0].extent * sizeof(float), err));
+    }
+    FB_TRY(add_kept_rows(e, acc, err));
+    for (uint32_t i = 0; i < e->count; i++)
+        FB_TRY(add_rows(e, e->first + i, fb_inputs_dx(&e->inputs, i), meta_at(e, i), acc, err));
     FB_TRY(close_accumulator(e, 0, acc, e->table_free, err));
 done:
     return st;
@@ -702,8 +791,11 @@ static fb_status run(fb_engine *e, engine_mode mode, uint32_t n, fb_step_result 
         FB_TRY(run_pass(e, err));
     }
     FB_TRY(after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->loss_ready, err));
-    FB_TRY(e->ops->download(e->d, FB_STREAM_D2H, e->sums, sum_at(e, 0), (e->m->n_block + 1) * sizeof(double), err));
+    FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_SUMS, e->m->n_block - 1, FB_NO_PART), e->sums, sum_at(e, 0),
+                              (e->m->n_block + 1) * sizeof(double), err));
+    double since = fb_trace_now(e->trace);
     FB_TRY(sync_all(e, err));
+    fb_trace_host(e->trace, FB_LABEL(HOST_END, e->m->n_block - 1, FB_NO_PART), since);
     out->loss_sum = e->sums[e->m->n_block];
 done:
     return st;
@@ -753,6 +845,7 @@ fb_status fb_engine_step(fb_engine *e, uint32_t n, const fb_adamw *a, double max
     fb_engine_forget(e); /* the weights on the device are those before the update */
     if (!e->o.overlap)
         fb_updater_wait_all(e->updater);
+    FB_TRY(fb_trace_step(e->trace, err));
 done:
     return st;
 }
@@ -761,7 +854,8 @@ fb_status fb_engine_eval(fb_engine *e, uint32_t n, fb_step_result *out, fb_error
 {
     e->cache_row = 0;
     e->rope_next = e->rope_state; /* evaluation leaves no trace in the training's */
-    return run(e, MODE_EVAL, n, out, err);
+    fb_status st = run(e, MODE_EVAL, n, out, err);
+    return st != FB_OK ? st : fb_trace_step(e->trace, err);
 }
 
 fb_status fb_engine_logits(fb_engine *e, uint32_t cache_row, float *logits, fb_error *err)
@@ -792,6 +886,16 @@ fb_rope_state *fb_engine_rope(fb_engine *e)
     return &e->rope_state;
 }
 
+/* A visit has a few spans of its own and a few a micro-batch; a gradient, a few a piece. */
+uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
+{
+    uint64_t visits = 2 * (uint64_t)m->cfg.n_layer + 3, k = plan->micro_per_pass;
+    uint64_t piece = plan->out_elems < plan->slab_elems ? plan->out_elems : plan->slab_elems;
+    uint64_t pieces = m->extent / piece + 2 * (uint64_t)m->n_block;
+    uint64_t n = plan->n_pass * (visits * (3 * k + 8) + 4 * k) + 4 * pieces;
+    return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
+}
+
 /* ---- new, free ---- */
 
 static fb_status new_events(fb_engine *e, fb_error *err)
@@ -818,8 +922,8 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     const fb_plan *p = &e->plan;
     uint32_t n_rope = rope_is_dynamic(e) ? e->o.n_micro : 1;
     uint64_t slab_size = (p->slab_elems * fb_dtype_size(e->o.act) + 255) / 256 * 256;
-    uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, sums = (e->m->n_block + 1) * sizeof(double);
-    uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + sums;
+    uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double);
+    uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + rows + sums;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mem == MAP_FAILED)
         return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for the batch", (double)size / 0x1p20);
@@ -834,6 +938,7 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
         fb_pool_init(&e->slabs, at, slab_size, p->n_slab);
     at += slabs;
     e->host_inputs = at, at += inputs;
+    e->host_rows = at, at += rows;
     e->sums = (double *)(void *)at;
     for (uint32_t i = 0; i < e->o.n_micro; i++)
         fb_micro_init(&e->micros[i], e->meta + i * p->meta_size, p->t_max, e->m->cfg.pad);
@@ -855,6 +960,7 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     e->ops = e->d->ops;
     e->k = e->d->kernels;
     e->m = o->state->manifest;
+    e->trace = o->trace;
     const fb_model_config *c = &e->m->cfg;
     e->shape = (fb_layer_shape){ c, o->act, e->k->attention_scratch(e->plan.t_max, c->n_head, c->head_dim) };
     e->n_slot = e->plan.slots;
@@ -880,9 +986,12 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
         e->device_slots[i].mem = region(e, FB_DEV_SLOTS) + i * e->plan.slot_size;
     e->head.mem = region(e, FB_DEV_HEAD_SLOT);
     FB_TRY(fb_inputs_init(&e->inputs, &e->plan, e->d, e->arena, e->host_inputs, c->n_layer, err));
+    e->inputs.trace = o->trace;
     FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, region(e, FB_DEV_ACC), e->plan.device[FB_DEV_ACC].size, err));
     if (o->train)
         FB_TRY(fb_updater_new(&e->updater, o->state, &e->slabs, o->update_threads, err));
+    if (o->train)
+        fb_updater_set_trace(e->updater, o->trace);
     *out = e;
     e = NULL;
 done:

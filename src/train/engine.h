@@ -11,6 +11,7 @@
 #include "model/rope.h"
 #include "optim/adamw.h"
 #include "plan/plan.h"
+#include "sched/trace.h"
 #include "train/micro.h"
 #include "train/state.h"
 
@@ -28,7 +29,11 @@ typedef struct fb_engine_options {
     bool              overlap;
     uint32_t          n_micro;   /* micro-batches in a full step */
     uint32_t          update_threads;
+    fb_trace         *trace;     /* NULL: none; outlives the engine */
 } fb_engine_options;
+
+/* Spans that the streams get in one step at most, for fb_trace_options. */
+uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m);
 
 fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *err);
 void      fb_engine_free(fb_engine *e); /* after any failure too; NULL is fine */

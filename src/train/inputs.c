@@ -127,7 +127,7 @@ fb_status fb_inputs_forward(fb_inputs *in, uint32_t layer, uint32_t i, void **x,
     }
     *x = buffer(in, in->current[i]);
     *y = buffer(in, in->spare[0]);
-    return in->device->ops->wait(in->device, FB_STREAM_COMPUTE, in->buffer_free[in->spare[0]], err);
+    return fb_traced_wait(in->device, in->trace, FB_LABEL(WAIT_INPUT, layer + 1, i), in->buffer_free[in->spare[0]], err);
 }
 
 fb_status fb_inputs_forward_done(fb_inputs *in, uint32_t layer, uint32_t i, fb_error *err)
@@ -143,7 +143,8 @@ fb_status fb_inputs_forward_done(fb_inputs *in, uint32_t layer, uint32_t i, fb_e
     /* The buffer is free when both the layer has read it and the copy has: the copy waits for the layer. */
     FB_TRY(ops->record(in->device, FB_STREAM_COMPUTE, in->computed, err));
     FB_TRY(ops->wait(in->device, FB_STREAM_D2H, in->computed, err));
-    FB_TRY(ops->download(in->device, FB_STREAM_D2H, host_at(in, layer, i), buffer(in, x), in->used[i], err));
+    FB_TRY(fb_traced_download(in->device, in->trace, FB_LABEL(FETCH_INPUT, layer + 1, i), host_at(in, layer, i), buffer(in, x),
+                              in->used[i], err));
     FB_TRY(give_spare(in, x, FB_STREAM_D2H, err));
 done:
     return st;
@@ -160,7 +161,8 @@ static fb_status send_for(fb_inputs *in, fb_error *err)
         uint32_t layer = in->n_layer - 1 - (uint32_t)(in->next / in->count), i = (uint32_t)(in->next % in->count);
         uint32_t b = take_spare(in);
         FB_TRY(ops->wait(in->device, FB_STREAM_H2D, in->buffer_free[b], err));
-        FB_TRY(ops->upload(in->device, FB_STREAM_H2D, buffer(in, b), host_at(in, layer, i), in->used[i], err));
+        FB_TRY(fb_traced_upload(in->device, in->trace, FB_LABEL(SEND_INPUT, layer + 1, i), buffer(in, b), host_at(in, layer, i),
+                                in->used[i], err));
         FB_TRY(ops->record(in->device, FB_STREAM_H2D, in->arrived[in->next % FB_INPUT_SPARES], err));
         in->ahead[in->n_ahead++] = b;
         in->next++;
@@ -190,7 +192,7 @@ fb_status fb_inputs_backward(fb_inputs *in, uint32_t layer, uint32_t i, void **x
     uint64_t order = (uint64_t)(in->n_layer - 1 - layer) * in->count + i;
     assert(in->n_ahead && order + in->n_ahead == in->next);
     *x = buffer(in, in->ahead[0]);
-    return in->device->ops->wait(in->device, FB_STREAM_COMPUTE, in->arrived[order % FB_INPUT_SPARES], err);
+    return fb_traced_wait(in->device, in->trace, FB_LABEL(WAIT_INPUT, layer + 1, i), in->arrived[order % FB_INPUT_SPARES], err);
 }
 
 fb_status fb_inputs_backward_done(fb_inputs *in, fb_error *err)

@@ -10,9 +10,11 @@
 
 #include "device/device.h"
 #include "plan/plan.h"
+#include "sched/trace.h"
 
 typedef struct fb_inputs {
     fb_device     *device;
+    fb_trace      *trace;          /* NULL: none; set after init */
     unsigned char *buffers, *dx;   /* device: [n_buffer], and on_host false: [k] gradients */
     unsigned char *host;           /* on_host: [n_layer][k] */
     uint64_t       size;           /* of one input */

@@ -169,3 +169,53 @@ fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_
     }
     return FB_OK;
 }
+
+/* ---- random weights ---- */
+
+typedef struct fill {
+    fb_state       *state;
+    const fb_param *param;
+    uint64_t        key;
+} fill;
+
+/* splitmix64's finisher (Steele, Lea, Flood 2014) over a counter: any element without the ones before it. */
+static uint64_t mix(uint64_t z)
+{
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* The sum of four uniform numbers: near normal, mean 0, and scaled to deviation 0.02. */
+static float random_weight(uint64_t key, uint64_t i)
+{
+    uint64_t bits = mix(key + (i + 1) * 0x9e3779b97f4a7c15u);
+    int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) + (int32_t)(bits >> 32 & 0xffff) + (int32_t)(bits >> 48);
+    const float deviation_of_sum = 65536.0f * 0.57735027f; /* four times the variance 2^32 / 12 */
+    return (float)(sum - 131070) * (0.02f / deviation_of_sum);
+}
+
+static void fill_chunk(void *ctx, uint64_t task, uint32_t worker)
+{
+    (void)worker;
+    const fill *l = ctx;
+    const fb_param *p = l->param;
+    uint64_t n = p->rows * p->cols, end = (task + 1) * CHUNK < n ? (task + 1) * CHUNK : n;
+    bool norm = p->role == FB_ROLE_ATTN_NORM || p->role == FB_ROLE_MLP_NORM || p->role == FB_ROLE_FINAL_NORM
+                || p->role == FB_ROLE_Q_NORM || p->role == FB_ROLE_K_NORM;
+    float f[4096];
+    for (uint64_t i = task * CHUNK; i < end; i += FB_COUNT(f)) {
+        uint64_t k = end - i < FB_COUNT(f) ? end - i : FB_COUNT(f);
+        for (uint64_t j = 0; j < k; j++)
+            f[j] = norm ? 1.0f : p->rank == 1 ? 0.0f : random_weight(l->key, i + j);
+        fb_state_write(l->state, p->block, p->offset + i, k, f);
+    }
+}
+
+void fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team)
+{
+    for (uint32_t i = 0; i < s->manifest->n_param; i++) {
+        const fb_param *p = &s->manifest->params[i];
+        fb_team_run(team, (p->rows * p->cols + CHUNK - 1) / CHUNK, fill_chunk, &(fill){ s, p, mix(mix(seed) + i) });
+    }
+}

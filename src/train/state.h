@@ -30,6 +30,10 @@ void      fb_state_deinit(fb_state *s); /* a zeroed struct is fine */
 /* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place). */
 fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_error *err);
 
+/* Instead of a checkpoint: norms 1, biases 0, matrices random with deviation 0.02, the same for the same seed whatever the
+ * team. */
+void      fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team);
+
 /* Host address of element `first` of a block, in a component whose elements have `size` bytes. */
 void *fb_state_at(const fb_state *s, fb_plan_host_region component, uint32_t block, uint64_t first);
 

@@ -32,7 +32,8 @@ struct fb_updater {
     job            *ring;
     uint32_t        capacity, head, tail; /* oldest unfinished / next free; counters, modulo capacity */
     pthread_t      *threads;
-    uint32_t        n_thread;
+    uint32_t        n_thread, n_running; /* a thread's number is how many ran before it */
+    fb_trace       *trace;
     bool            stop;
     pthread_mutex_t lock;
     pthread_cond_t  work, clean;
@@ -95,6 +96,7 @@ static void *worker_main(void *arg)
 {
     fb_updater *u = arg;
     pthread_mutex_lock(&u->lock);
+    uint32_t worker = u->n_running++;
     for (;;) {
         job *j = oldest_open_job(u);
         if (!j && u->stop)
@@ -108,7 +110,9 @@ static void *worker_main(void *arg)
         if (u->block_state[j->block] != FB_STATE_UPDATING)
             fb_host_block_move(&u->block_state[j->block], FB_STATE_UPDATING);
         pthread_mutex_unlock(&u->lock);
+        double since = fb_trace_now(u->trace);
         update_chunk(u, j, first, n);
+        fb_trace_update(u->trace, worker, j->block, n, since);
         pthread_mutex_lock(&u->lock);
         account(u, j, n);
     }
@@ -117,6 +121,14 @@ static void *worker_main(void *arg)
 }
 
 /* ---- the engine's side ---- */
+
+void fb_updater_set_trace(fb_updater *u, fb_trace *trace)
+{
+    pthread_mutex_lock(&u->lock);
+    assert(u->head == u->tail);
+    u->trace = trace;
+    pthread_mutex_unlock(&u->lock);
+}
 
 void fb_updater_begin(fb_updater *u, const fb_adamw *a)
 {

@@ -10,6 +10,7 @@
 
 #include "optim/adamw.h"
 #include "sched/pool.h"
+#include "sched/trace.h"
 #include "train/state.h"
 
 typedef struct fb_updater fb_updater;
@@ -17,6 +18,8 @@ typedef struct fb_updater fb_updater;
 /* slabs: given back when a job that came in one is done; may be NULL. */
 fb_status fb_updater_new(fb_updater **out, fb_state *state, fb_pool *slabs, uint32_t n_thread, fb_error *err);
 void      fb_updater_free(fb_updater *u); /* waits for the jobs in hand; NULL is fine */
+/* Before the first job.  The trace has as many workers, and outlives the updater; NULL: none. */
+void      fb_updater_set_trace(fb_updater *u, fb_trace *trace);
 
 /* The next jobs' hyperparameters.  No job may be in hand. */
 void fb_updater_begin(fb_updater *u, const fb_adamw *a);

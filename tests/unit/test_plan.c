@@ -8,21 +8,21 @@
 
 #include <cmocka.h>
 
+#include "../../src/plan/plan.c"
 #include "temp_dir.h"
 #include "tiny_model.h"
-#include "plan/plan.h"
 #include "train/micro.h"
 
-static const tiny_model untied = { "llama", 32, 48, 5, 4, 2, 8, 96, false, NULL };
-static const tiny_model tied = { "qwen3", 32, 48, 5, 4, 2, 8, 96, true, NULL };
+static const tiny_model untied = { "llama", 32, 48, 5, 4, 2, 8, 96, false, NULL, 0 };
+static const tiny_model tied = { "qwen3", 32, 48, 5, 4, 2, 8, 96, true, NULL, 0 };
 static const tiny_model dynamic = { "llama", 32, 48, 3, 4, 2, 8, 96, false,
-    ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}" };
+    ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}", 0 };
 
 static fb_plan_request request_for(const fb_manifest *m)
 {
     return (fb_plan_request){ .manifest = m, .act = FB_F32, .train = true, .clip = true, .recompute = FB_RECOMPUTE_SELECTIVE,
         .slots = 2, .row_len = 24, .micro_rows = 2, .n_micro = 6, .unified = true, .attention_scratch = 4096,
-        .meta_size = fb_micro_size, .runtime_bytes = 12345 };
+        .meta_size = fb_micro_size, .logits_size = 64u << 20, .runtime_bytes = 12345 };
 }
 
 static fb_plan build(const fb_plan_request *r)
@@ -101,7 +101,23 @@ static void host_bytes_a_parameter(void **unused)
     fb_manifest_free(&m);
 }
 
-/* The smallest budget that fits is the need itself; a byte less takes one pass more, or is refused. */
+/* Device bytes of every layout, in the order in which they are to be preferred: block inputs on the device or on the
+ * host, then a pass more. */
+enum { LAYOUTS_MAX = 14 };
+
+static uint32_t layouts(uint64_t *size, const fb_plan_request *r)
+{
+    uint32_t n = 0;
+    for (uint32_t n_pass = 1; n_pass <= r->n_micro; n_pass++)
+        for (int on_host = 0; on_host < 2; on_host++) {
+            fb_plan p = build(r);
+            lay_out(&p, r, n_pass, on_host);
+            size[n++] = p.device_bytes;
+        }
+    return n;
+}
+
+/* For budgets at, and a byte to either side of, what any layout needs: the first that fits, or a refusal. */
 static void budgets_at_the_byte(void **unused)
 {
     (void)unused;
@@ -110,54 +126,51 @@ static void budgets_at_the_byte(void **unused)
         for (int bf16 = 0; bf16 < 2; bf16++)
             for (uint32_t n_micro = 1; n_micro <= 7; n_micro++) {
                 fb_manifest m;
-                fb_error err;
                 tiny_manifest(&m, models[i]);
                 fb_plan_request r = request_for(&m);
                 r.act = bf16 ? FB_BF16 : FB_F32;
                 r.n_micro = n_micro;
-                fb_plan p = build(&r);
-                uint32_t before = 0;
-                for (;;) {
-                    uint32_t n_pass = p.n_pass;
-                    assert_true(n_pass > before);
-                    assert_true((n_pass - 1) * p.micro_per_pass < n_micro && n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
+                uint64_t size[LAYOUTS_MAX];
+                uint32_t n = layouts(size, &r);
+                for (uint32_t k = 0; k < 3 * n; k++) {
+                    uint32_t first = 0;
+                    fb_plan p;
+                    fb_error err;
+                    r.hbm_budget = size[k / 3] + k % 3 - 1;
+                    while (first < n && size[first] > r.hbm_budget)
+                        first++;
+                    fb_status st = fb_plan_build(&p, &r, &err);
                     check_ledger(&p);
-                    r.hbm_budget = p.device_bytes;
-                    p = build(&r);
-                    assert_int_equal(p.n_pass, n_pass);
-                    assert_int_equal(p.device_bytes, r.hbm_budget);
-                    before = n_pass;
-                    r.hbm_budget--;
-                    if (n_pass == n_micro)
-                        break;
-                    p = build(&r);
+                    if (first == n) {
+                        expect_failure(st, FB_NOFIT, &err, "hbm_budget allows");
+                        assert_non_null(strstr(err.msg, "are short; raise hbm_budget"));
+                        assert_true(p.device_bytes > r.hbm_budget); /* the plan that does not fit can be looked at */
+                        continue;
+                    }
+                    assert_int_equal(st, FB_OK);
+                    assert_int_equal(p.device_bytes, size[first]);
+                    assert_int_equal(p.n_pass, 1 + first / 2);
+                    assert_int_equal(p.inputs_on_host, first % 2);
+                    assert_true((p.n_pass - 1) * p.micro_per_pass < n_micro && p.n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
                 }
-                assert_int_equal(before, n_micro);
-                expect_failure(fb_plan_build(&p, &r, &err), FB_NOFIT, &err, "hbm_budget allows");
-                assert_non_null(strstr(err.msg, "are short; raise hbm_budget"));
-                assert_int_equal(p.device_bytes, r.hbm_budget + 1); /* the plan that does not fit can be looked at */
                 fb_manifest_free(&m);
             }
 }
 
-static void fewest_passes_that_fit(void **unused)
+/* Fewer micro-batches a pass need less. */
+static void more_passes_need_less(void **unused)
 {
     (void)unused;
     fb_manifest m;
     tiny_manifest(&m, &untied);
     fb_plan_request r = request_for(&m);
-    uint64_t need[7];
-    for (uint32_t k = 1; k <= 6; k++) { /* what k micro-batches a pass need: n_micro = k in one pass */
-        r.n_micro = k;
-        need[k] = build(&r).device_bytes;
-        assert_true(k == 1 || need[k] > need[k - 1]);
-    }
-    r.n_micro = 6;
-    static const uint32_t passes[] = { 0, 6, 3, 2, 2, 2, 1 }; /* ceil(6 / k) */
-    for (uint32_t k = 1; k <= 6; k++) {
-        r.hbm_budget = need[k];
-        assert_int_equal(build(&r).n_pass, passes[k]);
-    }
+    uint64_t size[LAYOUTS_MAX];
+    layouts(size, &r);
+    for (uint32_t n_pass = 2; n_pass <= 6; n_pass++)
+        for (uint32_t on_host = 0; on_host < 2; on_host++) {
+            bool fewer = (6 + n_pass - 1) / n_pass < (6 + n_pass - 2) / (n_pass - 1);
+            assert_int_equal(size[2 * (n_pass - 1) + on_host] < size[2 * (n_pass - 2) + on_host], fewer);
+        }
     fb_manifest_free(&m);
 }
 
@@ -193,10 +206,12 @@ static void several_passes_need_room_on_the_host(void **unused)
         r.clip = bits & 1, r.act = bits & 2 ? FB_BF16 : FB_F32;
         fb_plan p = build(&r);
         assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, 0);
-        r.hbm_budget = p.device_bytes - 1;
-        p = build(&r);
-        assert_int_equal(p.n_pass, 2);
+        while (p.n_pass == 1) {
+            r.hbm_budget = p.device_bytes - 1;
+            p = build(&r);
+        }
         assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, r.clip && r.act == FB_F32 ? 0 : 4 * m.extent);
+        assert_int_equal(p.host[FB_HOST_INPUTS].size, p.inputs_on_host ? p.input_size * p.micro_per_pass * m.cfg.n_layer : 0);
     }
     fb_manifest_free(&m);
 }
@@ -282,7 +297,7 @@ int main(void)
         cmocka_unit_test(the_ledger_adds_up),
         cmocka_unit_test(host_bytes_a_parameter),
         cmocka_unit_test(budgets_at_the_byte),
-        cmocka_unit_test(fewest_passes_that_fit),
+        cmocka_unit_test(more_passes_need_less),
         cmocka_unit_test(host_budget_at_the_byte),
         cmocka_unit_test(several_passes_need_room_on_the_host),
         cmocka_unit_test(the_remedy_names_what_can_be_changed),

@@ -12,7 +12,7 @@
 #include "train/micro.h"
 #include "train/state.h"
 
-static const tiny_model model = { "qwen3", 24, 40, 2, 4, 2, 6, 70, true, NULL };
+static const tiny_model model = { "qwen3", 24, 40, 2, 4, 2, 6, 70, true, NULL, 0 };
 
 static fb_device *device;
 static fb_team *team;

@@ -31,7 +31,7 @@ static void slow_adamw_f32(float *p, const float *g, float *m, float *v, uint64_
     fb_adamw_f32(p, g, m, v, n, a, decay);
 }
 
-static const tiny_model model = { "qwen2", 48, 1200, 3, 4, 2, 12, 300, false, NULL };
+static const tiny_model model = { "qwen2", 48, 1200, 3, 4, 2, 12, 300, false, NULL, 0 };
 static const fb_adamw first_step = { .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.5, .step = 1 };
 
 static fb_device *device;

@@ -13,6 +13,7 @@ typedef struct tiny_model {
     uint32_t    hidden, ffn_dim, n_layer, n_head, n_kv_head, head_dim, vocab;
     bool        tied;
     const char *extra; /* further members of config.json, ", \"key\": value"; NULL: none */
+    uint32_t    max_position; /* 0: 64 */
 } tiny_model;
 
 static inline const char *tiny_architecture(const char *type)
@@ -27,10 +28,10 @@ static inline const char *tiny_config(const tiny_model *t)
     static char text[2048];
     snprintf(text, sizeof text, "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": %u, "
              "\"intermediate_size\": %u, \"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, "
-             "\"head_dim\": %u, \"vocab_size\": %u, \"max_position_embeddings\": 64, \"hidden_act\": \"silu\", "
+             "\"head_dim\": %u, \"vocab_size\": %u, \"max_position_embeddings\": %u, \"hidden_act\": \"silu\", "
              "\"rms_norm_eps\": 1e-6, \"rope_theta\": 1000.0, \"tie_word_embeddings\": %s, \"torch_dtype\": \"float32\"%s}",
              tiny_architecture(t->type), t->type, t->hidden, t->ffn_dim, t->n_layer, t->n_head, t->n_kv_head, t->head_dim,
-             t->vocab, t->tied ? "true" : "false", t->extra ? t->extra : "");
+             t->vocab, t->max_position ? t->max_position : 64, t->tied ? "true" : "false", t->extra ? t->extra : "");
     return text;
 }
 

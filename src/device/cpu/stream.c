@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
+
 enum { RING_SIZE = 512, COMMAND_SIZE = 352, MEMORY_ALIGN = 256 };
 
 typedef struct command {
@@ -31,6 +33,7 @@ typedef struct stream {
 struct fb_event {
     uint64_t recorded; /* by the enqueueing thread */
     uint64_t reached;  /* under cpu->event_lock */
+    double   time;     /* of that, likewise */
 };
 
 typedef struct block { /* an allocation, to know its size at free */
@@ -131,6 +134,7 @@ static void run_record(struct fb_cpu *c, void *args)
     event_args *a = args;
     pthread_mutex_lock(&c->event_lock);
     a->event->reached = a->value;
+    a->event->time = fb_clock();
     pthread_cond_broadcast(&c->event_reached);
     pthread_mutex_unlock(&c->event_lock);
 }
@@ -179,6 +183,17 @@ static fb_status cpu_event_wait_host(fb_device *d, fb_event *e, fb_error *err)
     (void)err;
     event_args a = { e, __atomic_load_n(&e->recorded, __ATOMIC_RELAXED) };
     run_wait(cpu_of(d), &a);
+    return FB_OK;
+}
+
+static fb_status cpu_event_time(fb_device *d, fb_event *e, double *seconds, fb_error *err)
+{
+    (void)err;
+    struct fb_cpu *c = cpu_of(d);
+    pthread_mutex_lock(&c->event_lock);
+    assert(e->reached && e->reached == e->recorded);
+    *seconds = e->time;
+    pthread_mutex_unlock(&c->event_lock);
     return FB_OK;
 }
 
@@ -359,7 +374,7 @@ static const fb_device_ops cpu_ops = {
     .event_new = cpu_event_new, .event_free = cpu_event_free,
     .upload = cpu_copy, .download = cpu_copy, .fill_zero = cpu_fill_zero,
     .record = cpu_record, .wait = cpu_wait, .call = cpu_call, .sync = cpu_sync,
-    .event_wait_host = cpu_event_wait_host, .memory = cpu_memory, .close = cpu_close,
+    .event_wait_host = cpu_event_wait_host, .event_time = cpu_event_time, .memory = cpu_memory, .close = cpu_close,
 };
 
 fb_status fb_cpu_open(fb_device **out, const fb_device_options *o, fb_error *err)

@@ -7,7 +7,9 @@
 #ifndef FB_DEVICE_CUDA_ATTENTION_CUH
 #define FB_DEVICE_CUDA_ATTENTION_CUH
 
+extern "C" {
 #include "device/kernels.h"
+}
 
 typedef struct att_tile {
     fb_span  span;

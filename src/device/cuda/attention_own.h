@@ -7,7 +7,9 @@
 
 #include <cuda_runtime.h>
 
+extern "C" {
 #include "device/kernels.h"
+}
 
 /* delta[H,T] = sum over head_dim of do * o.  Either dtype. */
 cudaError_t fb_cuda_attention_delta(cudaStream_t stream, const fb_attention_bwd *b, float *delta);

@@ -37,6 +37,7 @@ typedef struct fb_cuda {
     int          cc;          /* compute capability: 80, 90, ... */
     uint32_t     n_sm;
     size_t       shared_max;  /* dynamic shared memory that a block may opt in to, bytes */
+    bool         deterministic; /* full_determinism: attention's backward too repeats its bits, at half the speed */
     cudaStream_t stream[FB_STREAM_COUNT];
     void        *workspace;   /* FB_CUDA_WORKSPACE_SIZE bytes, 256-byte aligned; see above */
     fb_cuda_matmul_state    *matmul;
@@ -57,7 +58,7 @@ static inline cudaStream_t fb_cuda_compute(const fb_cuda *c)
     return c->stream[FB_STREAM_COMPUTE];
 }
 
-/* Notes a failure (the first one stays: every later sync reports it) and returns its status, FB_NOMEM or FB_DEVICE.
+/* Notes a failure (the first one stays: every later sync reports it) and returns FB_DEVICE.
  * what: the operation, for the sentence. */
 fb_status fb_cuda_fail(fb_cuda *c, cudaError_t e, const char *what, fb_error *err);
 /* The same for a library's own status; text is its name for it. */
@@ -92,6 +93,8 @@ void      fb_cuda_matmul_deinit(fb_cuda *c);
 fb_status fb_cuda_attention_init(fb_cuda *c, fb_error *err);
 void      fb_cuda_attention_deinit(fb_cuda *c);
 uint64_t  fb_cuda_attention_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim);
+/* Which attention has run since open, for the run to say: "cuDNN forward, own backward; cuDNN 9.19.0 (own: ...)". */
+void      fb_cuda_attention_describe(const fb_cuda *c, char *text, size_t size);
 /* Loads the code of our own memory-bound kernels. */
 fb_status fb_cuda_kernels_init(fb_cuda *c, fb_error *err);
 

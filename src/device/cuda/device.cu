@@ -22,6 +22,9 @@ enum { CALL_MAX = 1024, INDEX_MAX = 64, CC_MIN = 80, PCI_ID_SIZE = 32 };
 /* What a context takes, where the driver's management library does not say: measured on Hopper with CUDA 13, rounded up. */
 static const uint64_t CONTEXT_SIZE = 640u << 20;
 
+/* The driver gives times between events as float milliseconds: exact to a microsecond up to here. */
+static const float EPOCH_MS = 8000;
+
 struct fb_event {
     cudaEvent_t event;
 };
@@ -48,6 +51,8 @@ struct fb_cuda_host {
     char            pci_bus_id[PCI_ID_SIZE];
     bool            managed;       /* the management library knows the GPU */
     fb_device_info  info;
+    cudaEvent_t     epoch, next_epoch; /* event_time counts from the first */
+    double          epoch_seconds;     /* since open */
 
     pthread_mutex_t lock;          /* guards the rest */
     pthread_cond_t  call_done;
@@ -148,7 +153,6 @@ static fb_status cuda_call(fb_device *d, fb_stream s, void (*fn)(void *arg, bool
     host_call *call = &h->calls[h->n_call % CALL_MAX];
     call_wait(call);
     pthread_mutex_lock(&h->lock);
-    call->host = h;
     call->fn = fn;
     call->arg = arg;
     call->state = CALL_PENDING;
@@ -170,7 +174,8 @@ static fb_status cuda_sync(fb_device *d, fb_stream s, fb_error *err)
     cudaError_t e = cudaStreamSynchronize(c->stream[s]);
     if (e != cudaSuccess) {
         fb_cuda_fail(c, e, "work on a stream", NULL);
-        calls_settle(c->host);
+        if (!c->host->ruined)
+            calls_settle(c->host);
     }
     return fault_of(c, err);
 }
@@ -182,7 +187,7 @@ static fb_status cuda_event_new(fb_device *d, fb_event **out, fb_error *err)
     if (!e)
         return fb_fail(err, FB_NOMEM, "cuda device %d: no memory for an event", c->index);
     /* Waiting threads sleep: the cores have updates to do. */
-    cudaError_t made = cudaEventCreateWithFlags(&e->event, cudaEventDisableTiming | cudaEventBlockingSync);
+    cudaError_t made = cudaEventCreateWithFlags(&e->event, cudaEventBlockingSync);
     if (made != cudaSuccess) {
         free(e);
         return fb_cuda_fail(c, made, "making an event", err);
@@ -218,6 +223,30 @@ static fb_status cuda_event_wait_host(fb_device *d, fb_event *e, fb_error *err)
     fb_cuda *c = fb_cuda_enter(d);
     FB_CUDA_TRY(c, cudaEventSynchronize(e->event), "work before an event", err);
     return fault_of(c, err);
+}
+
+/* Counts from a newer event from now on, so that the differences stay small. */
+static fb_status advance_epoch(fb_cuda *c, fb_error *err)
+{
+    fb_cuda_host *h = c->host;
+    float ms;
+    FB_CUDA_TRY(c, cudaEventRecord(h->next_epoch, fb_cuda_compute(c)), "recording an event", err);
+    FB_CUDA_TRY(c, cudaEventSynchronize(h->next_epoch), "work before an event", err);
+    FB_CUDA_TRY(c, cudaEventElapsedTime(&ms, h->epoch, h->next_epoch), "reading an event's time", err);
+    cudaEvent_t was = h->epoch;
+    h->epoch = h->next_epoch;
+    h->next_epoch = was;
+    h->epoch_seconds += 1e-3 * (double)ms;
+    return FB_OK;
+}
+
+static fb_status cuda_event_time(fb_device *d, fb_event *e, double *seconds, fb_error *err)
+{
+    fb_cuda *c = fb_cuda_enter(d);
+    float ms;
+    FB_CUDA_TRY(c, cudaEventElapsedTime(&ms, c->host->epoch, e->event), "reading an event's time", err);
+    *seconds = c->host->epoch_seconds + 1e-3 * (double)ms;
+    return ms < EPOCH_MS ? FB_OK : advance_epoch(c, err);
 }
 
 /* ---- copies ---- */
@@ -347,16 +376,17 @@ static void cuda_info(fb_device *d, fb_device_info *out)
 
 /* ---- open, close ---- */
 
-/* Dense bf16 with fp32 accumulation, FLOP/s, from the vendor's data sheets; the longer name first. */
+/* Dense bf16 with fp32 accumulation, FLOP/s, from the vendor's data sheets; the longer of two names first. */
 static double peak_flops(const char *name)
 {
     static const struct {
         const char *part;
         double      tflops;
     } known[] = {
-        { "H100 PCIe", 756 }, { "H100 NVL", 835 }, { "GH200", 989.4 }, { "H200", 989.4 }, { "H100", 989.4 }, { "H800", 989.4 },
-        { "H20", 148 }, { "GB200", 2500 }, { "B200", 2250 }, { "A100", 312 }, { "A800", 312 }, { "A10", 125 }, { "A40", 149.7 },
-        { "L40S", 362 }, { "L40", 181 }, { "L4", 121 }, { "RTX 3090", 71 }, { "RTX 4090", 165.2 }, { "RTX 5090", 209.5 },
+        { "H100 PCIe", 756 }, { "H100 NVL", 835 }, { "H200", 989.4 }, { "H100", 989.4 }, { "H800", 989.4 }, { "H20", 148 },
+        { "GB200", 2500 }, { "B200", 2250 }, { "A100", 312 }, { "A800", 312 }, { "NVIDIA A10", 125 }, { "NVIDIA A40", 149.7 },
+        { "NVIDIA L40S", 362 }, { "NVIDIA L40", 181 }, { "NVIDIA L4", 121 }, { "RTX 3090", 71 }, { "RTX 4090", 165.2 },
+        { "RTX 5090", 209.5 },
     };
     for (size_t i = 0; i < FB_COUNT(known); i++)
         if (strstr(name, known[i].part))
@@ -379,14 +409,14 @@ static fb_status choose(fb_cuda *c, uint32_t index, cudaDeviceProp *prop, fb_err
     if (index >= (uint32_t)n || index >= INDEX_MAX)
         return fb_fail(err, FB_CONFIG, "device: %u is asked for, CUDA sees %d GPU%s, counted from 0; see CUDA_VISIBLE_DEVICES", index, n,
                        n == 1 ? "" : "s");
-    c->index = (int)index;
-    e = cudaGetDeviceProperties(prop, c->index);
+    e = cudaGetDeviceProperties(prop, (int)index);
     if (e != cudaSuccess)
-        return fb_fail(err, FB_DEVICE, "cuda device %d does not say what it is: %s", c->index, cudaGetErrorString(e));
+        return fb_fail(err, FB_DEVICE, "cuda device %u does not say what it is: %s", index, cudaGetErrorString(e));
     c->cc = prop->major * 10 + prop->minor;
     if (c->cc < CC_MIN)
-        return fb_fail(err, FB_CONFIG, "cuda device %d (%s) has compute capability %d.%d, 8.0 or later is needed; choose another by "
-                       "device: N, or use backend: cpu", c->index, prop->name, prop->major, prop->minor);
+        return fb_fail(err, FB_CONFIG, "cuda device %u (%s) has compute capability %d.%d, 8.0 or later is needed; choose another by "
+                       "device: N, or use backend: cpu", index, prop->name, prop->major, prop->minor);
+    c->index = (int)index;
     c->n_sm = (uint32_t)prop->multiProcessorCount;
     c->shared_max = prop->sharedMemPerBlockOptin;
     return FB_OK;
@@ -415,8 +445,9 @@ static fb_status start(fb_cuda *c, const cudaDeviceProp *prop, fb_error *err)
     h->managed = fb_cuda_memory_seen(h->pci_bus_id, &total, &left) && total - total / 16 <= prop->totalGlobalMem;
     if (h->managed)
         h->free_before = free_at_first(c->index, left);
-    /* Waiting threads sleep.  A context that someone else made keeps its own way of waiting. */
-    FB_CUDA_TRY(c, cudaInitDevice(c->index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid), "making a context", err);
+    /* Waiting threads sleep.  A context that someone else made may keep its own way of waiting: no failure. */
+    if (cudaInitDevice(c->index, cudaDeviceScheduleBlockingSync, cudaInitDeviceFlagsAreValid) != cudaSuccess)
+        cudaGetLastError();
     FB_CUDA_TRY(c, cudaSetDevice(c->index), "making a context", err);
     FB_CUDA_TRY(c, cudaFree(NULL), "making a context", err);
     if (!h->managed) {
@@ -439,22 +470,30 @@ static void cuda_close(fb_device *d)
     if (!d)
         return;
     fb_cuda *c = fb_cuda_enter(d);
+    fb_cuda_host *h = c->host;
     for (int s = 0; s < FB_STREAM_COUNT; s++)
-        if (c->stream[s] && cudaStreamSynchronize(c->stream[s]) != cudaSuccess)
-            calls_settle(c->host);
+        if (c->stream[s] && cudaStreamSynchronize(c->stream[s]) != cudaSuccess && !h->ruined)
+            calls_settle(h);
     fb_cuda_attention_deinit(c);
     fb_cuda_matmul_deinit(c);
-    while (c->host->blocks)
-        cuda_free(d, c->host->blocks->mem);
-    cudaFree(c->workspace);
+    while (h->blocks)
+        cuda_free(d, h->blocks->mem);
+    if (c->workspace)
+        cudaFree(c->workspace);
     for (int s = 0; s < FB_STREAM_COUNT; s++)
         if (c->stream[s])
             cudaStreamDestroy(c->stream[s]);
+    if (h->epoch)
+        cudaEventDestroy(h->epoch);
+    if (h->next_epoch)
+        cudaEventDestroy(h->next_epoch);
     cudaGetLastError();
-    pthread_mutex_destroy(&c->host->lock);
-    pthread_cond_destroy(&c->host->call_done);
-    free(c->host);
     free(c);
+    if (h->ruined)
+        return; /* the driver may still call back one day: its records stay */
+    pthread_mutex_destroy(&h->lock);
+    pthread_cond_destroy(&h->call_done);
+    free(h);
 }
 
 static const fb_device_ops cuda_ops = {
@@ -463,7 +502,7 @@ static const fb_device_ops cuda_ops = {
     .event_new = cuda_event_new, .event_free = cuda_event_free,
     .upload = cuda_upload, .download = cuda_download, .fill_zero = cuda_fill_zero,
     .record = cuda_record, .wait = cuda_wait, .call = cuda_call, .sync = cuda_sync,
-    .event_wait_host = cuda_event_wait_host, .memory = cuda_memory, .close = cuda_close,
+    .event_wait_host = cuda_event_wait_host, .event_time = cuda_event_time, .memory = cuda_memory, .close = cuda_close,
 };
 
 static void ignore_call(void *arg, bool failed)
@@ -488,11 +527,15 @@ static fb_status warm(fb_cuda *c, fb_error *err)
 
 static fb_status prepare(fb_cuda *c, const fb_device_options *o, fb_error *err)
 {
+    fb_cuda_host *h = c->host;
     cudaDeviceProp prop;
     FB_CUDA_OK(choose(c, o->index, &prop, err));
     FB_CUDA_OK(start(c, &prop, err));
     for (int s = 0; s < FB_STREAM_COUNT; s++)
         FB_CUDA_TRY(c, cudaStreamCreateWithFlags(&c->stream[s], cudaStreamNonBlocking), "making a stream", err);
+    FB_CUDA_TRY(c, cudaEventCreateWithFlags(&h->epoch, cudaEventBlockingSync), "making an event", err);
+    FB_CUDA_TRY(c, cudaEventCreateWithFlags(&h->next_epoch, cudaEventBlockingSync), "making an event", err);
+    FB_CUDA_TRY(c, cudaEventRecord(h->epoch, fb_cuda_compute(c)), "recording an event", err);
     FB_CUDA_TRY(c, cudaMalloc(&c->workspace, FB_CUDA_WORKSPACE_SIZE), "taking the workspace", err);
     return warm(c, err);
 }
@@ -509,7 +552,11 @@ static fb_status cuda_open(fb_device **out, const fb_device_options *o, fb_error
     c->device.ops = &cuda_ops;
     c->device.kernels = &fb_cuda_kernels;
     c->host = h;
+    c->index = -1; /* not chosen yet: closing must not make a context */
+    for (int i = 0; i < CALL_MAX; i++)
+        h->calls[i].host = h;
     h->memory_max = o->memory_max;
+    c->deterministic = o->deterministic;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->call_done, NULL);
     fb_status st = prepare(c, o, err);

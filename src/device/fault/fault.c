@@ -1,6 +1,6 @@
 #include "device/fault/fault.h"
 
-#include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -142,6 +142,11 @@ static fb_status fault_event_wait_host(fb_device *d, fb_event *e, fb_error *err)
     return fault_of(d)->inner->ops->event_wait_host(fault_of(d)->inner, e, err);
 }
 
+static fb_status fault_event_time(fb_device *d, fb_event *e, double *seconds, fb_error *err)
+{
+    return fault_of(d)->inner->ops->event_time(fault_of(d)->inner, e, seconds, err);
+}
+
 static void fault_memory(fb_device *d, uint64_t *used, uint64_t *peak)
 {
     fault_of(d)->inner->ops->memory(fault_of(d)->inner, used, peak);
@@ -187,8 +192,17 @@ static const fb_device_ops fault_ops = {
     .event_new = fault_event_new, .event_free = fault_event_free,
     .upload = fault_upload, .download = fault_download, .fill_zero = fault_fill_zero,
     .record = fault_record, .wait = fault_wait, .call = fault_call, .sync = fault_sync,
-    .event_wait_host = fault_event_wait_host, .memory = fault_memory, .close = fault_close,
+    .event_wait_host = fault_event_wait_host, .event_time = fault_event_time, .memory = fault_memory, .close = fault_close,
 };
+
+/* Digits and nothing else. */
+static bool read_number(const char *text, uint64_t max, uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && !*end && !errno && *out <= max;
+}
 
 static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
 {
@@ -200,14 +214,16 @@ static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
         memcpy(word, spec, n);
         word[n] = 0;
         spec += n + (spec[n] == ',');
-        char op[32];
-        unsigned long long value;
-        if (sscanf(word, "seed=%llu", &value) == 1)
+        char *colon = strchr(word, ':');
+        uint64_t value;
+        if (!strncmp(word, "seed=", 5) && read_number(word + 5, UINT64_MAX, &value))
             f->random = value;
-        else if (sscanf(word, "delay=%llu", &value) == 1 && value <= 1000000)
+        else if (!strncmp(word, "delay=", 6) && read_number(word + 6, 1000000, &value))
             f->delay_us = (uint32_t)value;
-        else if (sscanf(word, "fail=%31[a-z0-9_]:%llu", op, &value) == 2 && value) {
+        else if (!strncmp(word, "fail=", 5) && colon && read_number(colon + 1, UINT64_MAX, &value) && value) {
+            const char *op = word + 5;
             int i = 0;
+            *colon = 0;
             while (i < OP_COUNT && strcmp(op, op_names[i]))
                 i++;
             if (i == OP_COUNT)

@@ -1,0 +1,343 @@
+/* Checkpoints: what is saved comes back to the bit, into a state that knew nothing; what is broken is refused. */
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine_rig.h"
+#include "io/shard.h"
+#include "run/checkpoint.h"
+
+static const tiny_model model = { "qwen3", 16, 20, 2, 2, 1, 8, 40, true, NULL, 0 };
+
+static const fb_progress somewhere = { .data_step = 12, .update_step = 11, .total_steps = 40, .rows_per_epoch = 77, .steps_per_epoch = 9,
+    .nonfinite_in_a_row = 2, .elapsed = 1234.0625, .finished = false, .rope = { 63 }, .fingerprint = "0123456789abcdef" };
+
+static char out_dir[600];
+
+static void open_rig(engine_rig *r, const char *dtype)
+{
+    fb_error err;
+    rig_options(r, (const char *const[]){ dtype, "max_grad_norm=1", NULL });
+    snprintf(out_dir, sizeof out_dir, "%s/out", temp_dir);
+    free(r->options.output_dir);
+    free(r->options.model_name_or_path);
+    r->options.output_dir = strdup(out_dir);
+    r->options.model_name_or_path = strdup(temp_dir);
+    if (rig_start(r, &err) != FB_OK)
+        fail_msg("%s", err.msg);
+}
+
+static void save(engine_rig *r, uint64_t step)
+{
+    fb_error err;
+    fb_progress p = somewhere;
+    p.data_step = step;
+    fb_engine_settle(r->session.engine);
+    if (fb_checkpoint_save(&r->session.state, &p, &r->options, FB_BF16, &err) != FB_OK)
+        fail_msg("%s", err.msg);
+}
+
+static char *checkpoint(uint32_t step)
+{
+    static char dir[700];
+    snprintf(dir, sizeof dir, "%s/checkpoint-%u", out_dir, step);
+    return dir;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The names in a folder, sorted, joined by spaces. */
+static const char *names_in(const char *dir)
+{
+    static char text[1024];
+    char *names[64];
+    size_t n = 0, at = 0;
+    DIR *d = opendir(dir);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        if (e->d_name[0] != '.')
+            names[n++] = strdup(e->d_name);
+    closedir(d);
+    qsort(names, n, sizeof *names, compare_names);
+    text[0] = 0;
+    for (size_t i = 0; i < n; i++) {
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i ? " " : "", names[i]);
+        free(names[i]);
+    }
+    return text;
+}
+
+/* ---- tests ---- */
+
+/* A run that is saved after its first step, and gone on with by another process, ends with the same bits. */
+static void a_resumed_run_is_the_run(void **unused)
+{
+    (void)unused;
+    static const char *const dtypes[] = { "compute_dtype=float32", "compute_dtype=bfloat16" };
+    tiny_write(&model, 3);
+    for (size_t k = 0; k < FB_COUNT(dtypes); k++) {
+        engine_rig r;
+        fb_error err;
+        fb_step_result s;
+        rig_outcome want = { 0 }, got = { 0 }, before = { 0 }, after = { 0 };
+        open_rig(&r, dtypes[k]);
+        assert_int_equal(rig_step(&r, 0, 3, &s, &err), FB_OK);
+        save(&r, 1);
+        rig_take(&before, &r);
+        assert_int_equal(rig_step(&r, 1, 3, &s, &err), FB_OK);
+        rig_take(&want, &r);
+        rig_stop(&r);
+
+        open_rig(&r, dtypes[k]);
+        assert_int_equal(fb_checkpoint_load(&r.session.state, checkpoint(1), &err), FB_OK);
+        rig_take(&after, &r);
+        assert_true(rig_same(&before, &after));
+        assert_int_equal(rig_step(&r, 1, 3, &s, &err), FB_OK);
+        rig_take(&got, &r);
+        assert_true(rig_same(&want, &got));
+        rig_stop(&r);
+        free(want.all);
+        free(got.all);
+        free(before.all);
+        free(after.all);
+    }
+}
+
+/* The folder is a Hugging Face checkpoint: weights in save_dtype, rounded to nearest even from the exact masters. */
+static void the_folder_has_all_its_files(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 4);
+    temp_write_text("tokenizer.json", "{}");
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    save(&r, 12);
+    assert_string_equal(names_in(out_dir), "checkpoint-12"); /* nothing temporary is left */
+    assert_string_equal(names_in(checkpoint(12)), "config.json model.safetensors optimizer.safetensors tokenizer.json trainer_state.json");
+    fb_shard *shard;
+    char path[800];
+    snprintf(path, sizeof path, "%s/model.safetensors", checkpoint(12));
+    assert_int_equal(fb_shard_open(&shard, path, &err), FB_OK);
+    const fb_manifest *m = &r.session.manifest;
+    assert_int_equal(fb_shard_count(shard), m->n_param);
+    for (uint32_t i = 0; i < m->n_param; i++) {
+        const fb_param *p = &m->params[i];
+        const fb_tensor *t = fb_shard_find(shard, p->name);
+        assert_non_null(t);
+        assert_int_equal(t->dtype, FB_BF16);
+        for (uint64_t k = 0; k < p->rows * p->cols; k++) {
+            float f;
+            uint16_t got;
+            fb_state_read(&r.session.state, p->block, p->offset + k, 1, &f);
+            memcpy(&got, (const char *)t->data + 2 * k, 2);
+            assert_int_equal(got, fb_f32_bf16(f));
+        }
+    }
+    fb_shard_close(shard);
+    save(&r, 12); /* again at the same step: in place of the old one */
+    assert_string_equal(names_in(out_dir), "checkpoint-12");
+    rig_stop(&r);
+}
+
+static void progress_comes_back(void **unused)
+{
+    (void)unused;
+    fb_progress p = somewhere, q;
+    for (int finished = 0; finished < 2; finished++) {
+        p.finished = finished;
+        p.elapsed = finished ? 3 : 0.1; /* a whole number of seconds is a number too */
+        memset(&q, 0xff, sizeof q);
+        assert_int_equal(fb_checkpoint_write_progress(&p, temp_dir, NULL), FB_OK);
+        assert_int_equal(fb_checkpoint_read_progress(&q, temp_dir, NULL), FB_OK);
+        assert_int_equal(q.data_step, 12);
+        assert_int_equal(q.update_step, 11);
+        assert_int_equal(q.total_steps, 40);
+        assert_int_equal(q.rows_per_epoch, 77);
+        assert_int_equal(q.steps_per_epoch, 9);
+        assert_int_equal(q.nonfinite_in_a_row, 2);
+        assert_int_equal(q.rope.len_cached, 63);
+        assert_int_equal(q.finished, finished);
+        assert_true(q.elapsed == p.elapsed);
+        assert_string_equal(q.fingerprint, "0123456789abcdef");
+    }
+}
+
+static void broken_progress_is_refused(void **unused)
+{
+    (void)unused;
+    static const struct { const char *from, *to, *part; } cases[] = {
+        { "\"max_steps\": 40", "\"max_steps\": -1", "out of range" },
+        { "\"data_step\": 12", "\"data_step\": -12", "out of range" },
+        { "\"update_step\": 11", "\"update_step\": -1", "out of range" },
+        { "\"rows_per_epoch\": 77", "\"rows_per_epoch\": -3", "out of range" },
+        { "\"steps_per_epoch\": 9", "\"steps_per_epoch\": 0", "out of range" }, /* something is divided by it */
+        { "\"steps_per_epoch\": 9", "\"steps_per_epoch\": -9", "out of range" },
+        { "\"rope_len\": 63", "\"rope_len\": 4294967296", "out of range" },
+        { "\"nonfinite_in_a_row\": 2", "\"nonfinite_in_a_row\": -2", "out of range" },
+        { "0123456789abcdef", "0123456789abcdef0", "out of range" },
+        { "\"data_step\": 12", "\"data_step\": \"12\"", "is not a state that forebay wrote" },
+        { "\"forebay\"", "\"other\"", "is not a state that forebay wrote" },
+        { "\"finished\": false", "\"finished\": 0", "is not a state that forebay wrote" },
+        { "{", "[", "is not JSON" },
+        { "\"update_step\": 11", "\"data_step\": 11", "is not JSON" }, /* the same key twice */
+    };
+    char *good, *text;
+    uint64_t size;
+    fb_progress p;
+    fb_error err;
+    assert_int_equal(fb_checkpoint_write_progress(&somewhere, temp_dir, NULL), FB_OK);
+    assert_int_equal(fb_file_read(&good, &size, temp_path("trainer_state.json"), 1 << 20, NULL), FB_OK);
+    text = malloc(size + 100);
+    for (size_t i = 0; i < FB_COUNT(cases); i++) {
+        const char *at = strstr(good, cases[i].from);
+        assert_non_null(at);
+        snprintf(text, size + 100, "%.*s%s%s", (int)(at - good), good, cases[i].to, at + strlen(cases[i].from));
+        temp_write_text("trainer_state.json", text);
+        expect_failure(fb_checkpoint_read_progress(&p, temp_dir, &err), FB_INPUT, &err, cases[i].part);
+    }
+    free(good);
+    free(text);
+    assert_int_equal(fb_checkpoint_read_progress(&p, temp_path("none"), &err), FB_INPUT);
+}
+
+static void make(const char *name)
+{
+    char path[100];
+    snprintf(path, sizeof path, "out/%s", name);
+    assert_int_equal(fb_dir_make(temp_path(path), NULL), FB_OK);
+}
+
+static void the_newest_is_found_and_the_oldest_go(void **unused)
+{
+    (void)unused;
+    char dir[FB_PATH_SIZE];
+    fb_options o = { 0 };
+    snprintf(out_dir, sizeof out_dir, "%s/out", temp_dir);
+    o.output_dir = out_dir;
+    assert_int_equal(fb_checkpoint_find(dir, out_dir, NULL), FB_OK); /* no folder yet */
+    assert_string_equal(dir, "");
+    make("checkpoint-9"), make("checkpoint-10"), make("checkpoint-100"), make("checkpoint-99");
+    make("checkpoint-500.tmp"), make("checkpoint-"), make("checkpoint-x"), make("checkpoint--7"), make("checkpoint-5x"), make("data");
+    make("checkpoint-99999999999999999999");
+    assert_int_equal(fb_checkpoint_find(dir, out_dir, NULL), FB_OK);
+    assert_string_equal(dir, checkpoint(100));
+    assert_int_equal(fb_checkpoint_prune(&o, NULL), FB_OK); /* no limit */
+    assert_int_equal(access(checkpoint(9), F_OK), 0);
+    o.save_total_limit = 2;
+    assert_int_equal(fb_checkpoint_prune(&o, NULL), FB_OK);
+    assert_string_equal(names_in(out_dir), "checkpoint- checkpoint--7 checkpoint-100 checkpoint-500.tmp checkpoint-5x checkpoint-99 "
+                                           "checkpoint-99999999999999999999 checkpoint-x data");
+}
+
+static void the_limit_holds_while_saving(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 6);
+    engine_rig r;
+    open_rig(&r, "compute_dtype=bfloat16");
+    r.options.save_total_limit = 2;
+    for (uint64_t step = 8; step < 12; step++)
+        save(&r, step);
+    assert_string_equal(names_in(out_dir), "checkpoint-10 checkpoint-11");
+    rig_stop(&r);
+}
+
+/* A folder that a killed run left half written is no checkpoint, and does not stand in the way. */
+static void leftovers_do_not_matter(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 7);
+    engine_rig r;
+    char dir[FB_PATH_SIZE];
+    open_rig(&r, "compute_dtype=float32");
+    make("checkpoint-4.tmp/model.safetensors");
+    assert_int_equal(fb_checkpoint_find(dir, out_dir, NULL), FB_OK);
+    assert_string_equal(dir, "");
+    save(&r, 4);
+    assert_string_equal(names_in(out_dir), "checkpoint-4");
+    rig_stop(&r);
+}
+
+static void rewrite_optimizer(const char *dir, const fb_manifest *m, const char *skip, bool transposed, float bad)
+{
+    fb_shard_writer *w;
+    fb_error err;
+    static const char *const kinds[] = { "w.", "m.", "v." };
+    assert_int_equal(fb_shard_writer_new(&w, dir, "optimizer", UINT64_MAX / 2, &err), FB_OK);
+    for (int write = 0; write < 2; write++)
+        for (size_t k = 0; k < 3; k++)
+            for (uint32_t i = 0; i < m->n_param; i++) {
+                const fb_param *p = &m->params[i];
+                char name[200];
+                snprintf(name, sizeof name, "%s%s", kinds[k], p->name);
+                if (!strcmp(name, skip))
+                    continue;
+                if (write) {
+                    uint64_t n = p->rows * p->cols;
+                    float *f = calloc(n, sizeof *f);
+                    f[n / 2] = k == 1 && i == 3 ? bad : 0;
+                    assert_int_equal(fb_shard_writer_append(w, f, n * sizeof *f, &err), FB_OK);
+                    free(f);
+                } else
+                    assert_int_equal(fb_shard_writer_declare(w, name, FB_F32, p->rank, transposed && p->rank == 2
+                        ? (uint64_t[]){ p->cols, p->rows } : (uint64_t[]){ p->rows, p->cols }, &err), FB_OK);
+            }
+    assert_int_equal(fb_shard_writer_finish(w, &err), FB_OK);
+}
+
+static void another_models_checkpoint_is_refused(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 8);
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    save(&r, 1);
+    const fb_manifest *m = &r.session.manifest;
+    fb_state *s = &r.session.state;
+    rewrite_optimizer(checkpoint(1), m, "", false, 1);
+    assert_int_equal(fb_checkpoint_load(s, checkpoint(1), &err), FB_OK);
+    rewrite_optimizer(checkpoint(1), m, "m.model.norm.weight", false, 1);
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "'m.model.norm.weight' is missing");
+    rewrite_optimizer(checkpoint(1), m, "", true, 1);
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "of another shape");
+    rewrite_optimizer(checkpoint(1), m, "", false, NAN);
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "is not finite");
+    rig_stop(&r);
+
+    tiny_model wider = model;
+    wider.ffn_dim = 24;
+    tiny_write(&wider, 8);
+    open_rig(&r, "compute_dtype=float32");
+    rewrite_optimizer(checkpoint(1), &r.session.manifest, "", false, 1);
+    rig_stop(&r);
+    tiny_write(&model, 8);
+    open_rig(&r, "compute_dtype=float32");
+    expect_failure(fb_checkpoint_load(&r.session.state, checkpoint(1), &err), FB_INPUT, &err, "the checkpoint is of another model");
+    assert_int_equal(fb_checkpoint_load(&r.session.state, checkpoint(2), &err), FB_INPUT);
+    rig_stop(&r);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, temp_dir_make, temp_dir_remove)
+    const struct CMUnitTest tests[] = {
+        TEST(a_resumed_run_is_the_run),
+        TEST(the_folder_has_all_its_files),
+        TEST(progress_comes_back),
+        TEST(broken_progress_is_refused),
+        TEST(the_newest_is_found_and_the_oldest_go),
+        TEST(the_limit_holds_while_saving),
+        TEST(leftovers_do_not_matter),
+        TEST(another_models_checkpoint_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
