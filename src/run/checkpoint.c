@@ -2,11 +2,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "io/file.h"
 #include "io/shard_write.h"
@@ -228,9 +230,12 @@ fb_status fb_checkpoint_save(const fb_state *s, const fb_progress *p, const fb_o
     FB_TRY(fb_checkpoint_write_progress(p, unfinished, err));
     FB_TRY(fb_export_model(s, o->model_name_or_path, unfinished, save_dtype, err));
     FB_TRY(fb_dir_sync(unfinished, err));
-    FB_TRY(fb_dir_remove(dir, err)); /* of an earlier run at the same step */
-    if (rename(unfinished, dir) != 0)
+    /* Where an earlier run left this very step, the two change places: at no moment is there neither. */
+    bool exists = access(dir, F_OK) == 0;
+    if (renameat2(AT_FDCWD, unfinished, AT_FDCWD, dir, exists ? RENAME_EXCHANGE : 0) != 0)
         FB_TRY(fb_fail(err, FB_IO, "%s: cannot be renamed into place: %s", unfinished, strerror(errno)));
+    if (exists)
+        FB_TRY(fb_dir_remove(unfinished, err));
     FB_TRY(fb_dir_sync(o->output_dir, err));
     FB_TRY(fb_checkpoint_prune(o, err));
 done:

@@ -9,12 +9,17 @@
 #include "layer_cases.h"
 #include "device_cases.h"
 
-static void open_device(int i, const char *backend)
+static void open_device(int i, const char *backend, bool deterministic)
 {
-    must(fb_device_open(&t.device[i], &(fb_device_options){ .backend = backend }, &t.err));
     void *arena;
+    must(fb_device_open(&t.device[i], &(fb_device_options){ .backend = backend, .deterministic = deterministic }, &t.err));
     must(t.device[i]->ops->alloc(t.device[i], ARENA_SIZE, &arena, &t.err));
     t.arena[i] = arena;
+}
+
+static void close_device(int i)
+{
+    t.device[i]->ops->close(t.device[i]);
 }
 
 int main(int argc, char **argv)
@@ -34,17 +39,22 @@ int main(int argc, char **argv)
            (double)info.memory_free / 0x1p20, (double)info.memory_overhead / 0x1p20);
     probe->ops->close(probe);
 
-    open_device(0, "cpu");
-    open_device(1, "cuda");
     t.image = malloc(ARENA_SIZE);
     for (int i = 0; i < 3; i++)
         t.got[i] = malloc(ARENA_SIZE);
     if (!t.image || !t.got[0] || !t.got[1] || !t.got[2])
         return fprintf(stderr, "gave up: no memory for the images\n"), 1;
+    open_device(0, "cpu", true);
+    open_device(1, "cuda", true);
+    t.repeats = true;
     kernel_cases();
     layer_cases();
-    for (int i = 0; i < 2; i++)
-        t.device[i]->ops->close(t.device[i]);
+    close_device(1);
+    open_device(1, "cuda", false);
+    t.repeats = false;
+    fast_attention_cases();
+    close_device(1);
+    close_device(0);
     device_cases(argv[0]);
     printf("%d passed, %d failed\n", t.n_pass, t.n_fail);
     return t.n_fail != 0;
