@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "run/preset.h"
 #include "run/session.h"
 #include "run/sink.h"
@@ -111,25 +112,17 @@ static double host_traffic(const bench *b, const fb_trace_account *a)
 
 /* ---- rows ---- */
 
-static uint64_t next_random(uint64_t *state) /* splitmix64: Steele, Lea, Flood 2014 */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Full rows of random tokens, every one learned.  Returns the number of micro-batches. */
 static uint32_t fill(bench *b, uint32_t number)
 {
     uint32_t n = 0, row = 0, len = b->o->cutoff_len;
-    uint64_t random = b->o->seed * 0x9e3779b97f4a7c15u + number;
+    uint64_t random = b->o->seed * FB_RANDOM_STEP + number;
     while (row < b->rows) {
         fb_micro *m = fb_engine_micro(b->session.engine, n++);
         fb_micro_begin(m);
         for (uint32_t i = 0; i < b->micro_rows && row < b->rows; i++, row++) {
             for (uint32_t j = 0; j < len; j++) {
-                b->ids[j] = (uint32_t)(next_random(&random) % b->session.manifest.cfg.vocab);
+                b->ids[j] = (uint32_t)(fb_random_next(&random) % b->session.manifest.cfg.vocab);
                 b->labels[j] = (int32_t)b->ids[j];
             }
             fb_micro_add_document(m, b->ids, b->labels, len);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/random.h"
+
 /* Rows that packing keeps open at once: more waste less, and look further; 64 leave under 2% at usual lengths. */
 enum { OPEN_ROWS = 64 };
 
@@ -18,19 +20,11 @@ struct fb_loader {
     int32_t          *labels;    /* [row_len] of the document being added */
 };
 
-static uint64_t next_random(uint64_t *state) /* splitmix64: Steele, Lea, Flood 2014 */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Uniform in [0, n), without bias: Lemire 2019. */
 static uint64_t random_below(uint64_t *state, uint64_t n)
 {
     for (;;) {
-        unsigned __int128 product = (unsigned __int128)next_random(state) * n;
+        unsigned __int128 product = (unsigned __int128)fb_random_next(state) * n;
         if ((uint64_t)product >= (0 - n) % n)
             return (uint64_t)(product >> 64);
     }
@@ -39,7 +33,7 @@ static uint64_t random_below(uint64_t *state, uint64_t n)
 static void shuffle(uint64_t *items, uint64_t n, uint64_t seed, uint64_t stream)
 {
     uint64_t state = seed;
-    state = next_random(&state) ^ stream * 0xd1342543de82ef95u;
+    state = fb_random_next(&state) ^ stream * 0xd1342543de82ef95u;
     for (uint64_t i = n; i > 1; i--) { /* Fisher and Yates, as Durstenfeld 1964 */
         uint64_t j = random_below(&state, i), t = items[i - 1];
         items[i - 1] = items[j];

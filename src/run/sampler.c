@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/random.h"
+
 fb_status fb_sampler_init(fb_sampler *s, uint32_t n_vocab, fb_error *err)
 {
     s->n_vocab = n_vocab;
@@ -35,14 +37,6 @@ static int by_probability(const void *a, const void *b, void *ctx)
     return p[i] != p[j] ? (p[i] < p[j] ? 1 : -1) : (i > j) - (i < j);
 }
 
-static double uniform(uint64_t *state) /* [0, 1): splitmix64's upper 53 bits */
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
-}
-
 uint32_t fb_sampler_next(fb_sampler *s, const float *logits)
 {
     uint32_t n = s->n_vocab, best = greedy(logits, n);
@@ -61,7 +55,7 @@ uint32_t fb_sampler_next(fb_sampler *s, const float *logits)
     uint32_t nucleus = 0;
     while (nucleus < kept && (nucleus == 0 || reached < s->top_p * total))
         reached += s->p[s->order[nucleus++]];
-    double at = uniform(&s->random) * reached;
+    double at = fb_random_uniform(&s->random) * reached;
     for (uint32_t i = 0; i + 1 < nucleus; i++)
         if ((at -= s->p[s->order[i]]) < 0)
             return s->order[i];

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/random.h"
 #include "optim/adamw.h"
 
 static const uint64_t HUGE_PAGE = 2u << 20;
@@ -178,18 +179,10 @@ typedef struct fill {
     uint64_t        key;
 } fill;
 
-/* splitmix64's finisher (Steele, Lea, Flood 2014) over a counter: any element without the ones before it. */
-static uint64_t mix(uint64_t z)
-{
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-/* The sum of four uniform numbers: near normal, mean 0, and scaled to deviation 0.02. */
+/* Counter-based: any element without the ones before it.  The sum of four uniform numbers: near normal, mean 0, and scaled to deviation 0.02. */
 static float random_weight(uint64_t key, uint64_t i)
 {
-    uint64_t bits = mix(key + (i + 1) * 0x9e3779b97f4a7c15u);
+    uint64_t bits = fb_random_mix(key + (i + 1) * FB_RANDOM_STEP);
     int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) + (int32_t)(bits >> 32 & 0xffff) + (int32_t)(bits >> 48);
     const float deviation_of_sum = 65536.0f * 0.57735027f; /* four times the variance 2^32 / 12 */
     return (float)(sum - 131070) * (0.02f / deviation_of_sum);
@@ -216,6 +209,6 @@ void fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team)
 {
     for (uint32_t i = 0; i < s->manifest->n_param; i++) {
         const fb_param *p = &s->manifest->params[i];
-        fb_team_run(team, (p->rows * p->cols + CHUNK - 1) / CHUNK, fill_chunk, &(fill){ s, p, mix(mix(seed) + i) });
+        fb_team_run(team, (p->rows * p->cols + CHUNK - 1) / CHUNK, fill_chunk, &(fill){ s, p, fb_random_mix(fb_random_mix(seed) + i) });
     }
 }

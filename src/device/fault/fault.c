@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/random.h"
 #include "device/kernels.h"
 
 #define OP_MAP(X) X(alloc) X(pin) X(event_new) X(upload) X(download) X(fill_zero) X(record) X(wait) X(call) X(sync) FB_KERNEL_MAP(X)
@@ -28,14 +29,6 @@ static fault *fault_of(fb_device *d)
     return (fault *)d;
 }
 
-static uint64_t next_random(fault *f) /* splitmix64: Steele, Lea, Flood 2014 */
-{
-    uint64_t z = f->random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static fb_status strike(fault *f, int op, fb_error *err)
 {
     if (++f->count[op] == f->fail_at[op])
@@ -54,7 +47,7 @@ static void sleep_us(void *arg, bool failed)
 
 static fb_status dawdle(fault *f, fb_stream s, fb_error *err)
 {
-    uint64_t r = next_random(f);
+    uint64_t r = fb_random_next(&f->random);
     if (!f->delay_us || r % 4)
         return FB_OK;
     return f->inner->ops->call(f->inner, s, sleep_us, (void *)(uintptr_t)(r / 4 % (f->delay_us + 1)), err);
