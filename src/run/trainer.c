@@ -192,7 +192,7 @@ static void introduce(const trainer *t)
     const fb_session *s = &t->session;
     const fb_manifest *m = &s->manifest;
     fb_say(t->sink, FB_SAY_PROGRESS, "model: %s, %.1f M parameters, %u layers; %s on %s, updates by %s", m->cfg.arch->hf_name,
-           (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->device->ops->name, fb_adamw_selected());
+           (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->info.name, fb_adamw_selected());
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB; %u of %u layers have a slot), host %.1f MiB",
            (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, s->plan.slots,
            m->cfg.n_layer, (double)s->plan.host_bytes / 0x1p20);

@@ -1,0 +1,190 @@
+/* engine_gradients.c - from the fp32 accumulators home to the host. */
+#include "train/engine_parts.h"
+
+#include <math.h>
+
+/* ---- gradients on their way home ---- */
+
+static void land(void *arg, bool failed)
+{
+    landing *l = arg;
+    if (failed || !l->engine->loss_finite)
+        fb_updater_drop(l->engine->updater, l->block, l->first, l->n, l->slab, true);
+    else
+        fb_updater_submit(l->engine->updater, l->block, l->first, l->n, l->slab, true);
+}
+
+void fb_engine_look_at_loss(void *arg, bool failed)
+{
+    fb_engine *e = arg;
+    e->loss_finite = !failed && isfinite(e->sums[e->m->n_block]);
+}
+
+/* src holds elements [first, first + n) of the block's gradient, in the dtype that travels. */
+static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first, uint64_t n, const unsigned char *src, fb_error *err)
+{
+    fb_status st = FB_OK;
+    uint64_t size = fb_dtype_size(e->o.act);
+    if (e->o.clip)
+        return fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART),
+                                  fb_state_at(e->o.state, FB_HOST_GRADIENTS, block, first), src, n * size, err);
+    for (uint64_t at = 0; at < n;) {
+        uint64_t piece = n - at < e->plan.slab_elems ? n - at : e->plan.slab_elems;
+        double since = fb_trace_now(e->trace);
+        unsigned char *slab = fb_pool_take(&e->slabs);
+        fb_trace_host(e->trace, FB_LABEL(HOST_SLAB, block, FB_NO_PART), since);
+        landing *l = &e->landings[(uint64_t)(slab - e->slabs.base) / e->slabs.slab_size];
+        *l = (landing){ e, block, first + at, piece, slab };
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART), slab, src + at * size, piece * size, err));
+        FB_TRY(e->ops->call(e->d, FB_STREAM_D2H, land, l, err));
+        at += piece;
+    }
+done:
+    return st;
+}
+
+/* Rounds the block's accumulator once, adds up its norm, sends it.  free: recorded when the accumulator may be
+ * written again. */
+static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err)
+{
+    fb_status st = FB_OK;
+    uint64_t extent = e->m->blocks[block].extent;
+    bool copied = fb_plan_grad_copied(e->o.act);
+    uint64_t piece_max = copied ? e->plan.out_elems : extent;
+    fb_updater_expect(e->updater, block);
+    for (uint64_t first = 0; first < extent; first += piece_max) {
+        uint64_t n = extent - first < piece_max ? extent - first : piece_max;
+        unsigned char *out = copied ? fb_engine_region(e, FB_DEV_GRAD_OUT) : (unsigned char *)acc;
+        if (copied)
+            FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), e->out_free, err));
+        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(GRAD_OUT, block, FB_NO_PART), 0, err));
+        FB_TRY(e->k->grad_out(e->d, &(fb_grad_out){ .out_dtype = e->o.act, .n = n, .acc = acc + first, .out = out,
+            .sq = fb_engine_sum_at(e, block), .accumulate = first > 0 }, err));
+        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+        FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
+        FB_TRY(download_gradient(e, block, first, n, out, err));
+        if (copied)
+            FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, e->out_free, err));
+    }
+    /* A copy leaves the accumulator free at once; else it is what is being downloaded. */
+    FB_TRY(e->ops->record(e->d, copied ? FB_STREAM_COMPUTE : FB_STREAM_D2H, free_event, err));
+done:
+    return st;
+}
+
+/* Between passes accumulators rest on the host, in fp32. */
+static float *resting_place(const fb_engine *e, uint32_t block)
+{
+    bool shared = e->o.clip && e->o.act == FB_F32;
+    return fb_state_at(e->o.state, shared ? FB_HOST_GRADIENTS : FB_HOST_ACCUMULATORS, block, 0);
+}
+
+/* Before a block's first backward of a pass.  Returns with compute ordered behind it. */
+fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, bool zero, fb_error *err)
+{
+    fb_status st = FB_OK;
+    uint64_t size = e->m->blocks[block].extent * sizeof(float);
+    FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), free_event, err));
+    if (e->pass == 0) {
+        if (zero)
+            FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, size, err));
+        return FB_OK;
+    }
+    FB_TRY(fb_engine_after(e, FB_STREAM_H2D, FB_STREAM_COMPUTE, e->restored, err));
+    FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ACC, block, FB_NO_PART), acc, resting_place(e, block), size, err));
+    FB_TRY(fb_engine_compute_after(e, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), FB_STREAM_H2D, e->restored, err));
+done:
+    return st;
+}
+
+/* After a block's last backward of a pass. */
+fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err)
+{
+    fb_status st = FB_OK;
+    if (e->pass + 1 == e->n_pass)
+        return send_gradient(e, block, acc, free_event, err);
+    FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
+    FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ACC, block, FB_NO_PART), resting_place(e, block), acc,
+                              e->m->blocks[block].extent * sizeof(float), err));
+    FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, free_event, err));
+    /* The next pass's restore goes by h2d, which does not wait for d2h by itself. */
+    FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, free_event, err));
+done:
+    return st;
+}
+
+/* ---- the embedding's gradient ----
+ *
+ * The table's turn comes last: a tied one has waited on the device since the head.  Its rows are added in the order of
+ * micro-batches, after the head's part of them all, whatever the passes: another order would be other bits.  So in all
+ * passes but the last the gradients of the rows go to the host, and in the last they come back first. */
+
+static fb_status add_rows(fb_engine *e, uint32_t micro, const void *dx, fb_micro_arrays meta, float *acc, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(EMBED_GRAD, 0, micro), 0, err));
+    FB_TRY(e->k->embed_grad(e->d, &(fb_embed_grad){ .act = e->o.act, .c = e->m->cfg.hidden,
+        .n_unique = e->micros[micro].n_unique, .dx = dx, .id = meta.embed_id, .start = meta.embed_start,
+        .order = meta.embed_order, .d_table = acc + e->m->blocks[0].offset[FB_ROLE_EMBED] }, err));
+    FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+done:
+    return st;
+}
+
+static uint64_t rows_size(const fb_engine *e, uint32_t micro)
+{
+    return (uint64_t)e->micros[micro].t * e->m->cfg.hidden * fb_dtype_size(e->o.act);
+}
+
+static fb_status keep_rows(fb_engine *e, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
+    for (uint32_t i = 0; i < e->count; i++)
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ROWS, 0, e->first + i),
+                                  e->host_rows + (e->first + i) * e->plan.input_size, fb_inputs_dx(&e->inputs, i),
+                                  rows_size(e, e->first + i), err));
+    /* The next pass writes where these are read. */
+    FB_TRY(fb_engine_compute_after(e, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), FB_STREAM_D2H, e->restored, err));
+done:
+    return st;
+}
+
+/* No layer runs: its scratch takes one micro-batch's rows, and what describes them. */
+static fb_status add_kept_rows(fb_engine *e, float *acc, fb_error *err)
+{
+    fb_status st = FB_OK;
+    unsigned char *dx = fb_engine_region(e, FB_DEV_SCRATCH), *meta = dx + e->plan.input_size;
+    for (uint32_t micro = 0; micro < e->first; micro++) {
+        FB_TRY(fb_engine_after(e, FB_STREAM_H2D, FB_STREAM_COMPUTE, e->restored, err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ROW_GRADIENTS, 0, micro), dx,
+                                e->host_rows + micro * e->plan.input_size, rows_size(e, micro), err));
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro), meta, e->meta + micro * e->plan.meta_size,
+                                e->plan.meta_size, err));
+        FB_TRY(fb_engine_compute_after(e, FB_LABEL(WAIT_GRADIENT, 0, micro), FB_STREAM_H2D, e->restored, err));
+        FB_TRY(add_rows(e, micro, dx, fb_micro_at(meta, e->plan.t_max), acc, err));
+    }
+done:
+    return st;
+}
+
+fb_status fb_engine_visit_embed_backward(fb_engine *e, fb_error *err)
+{
+    fb_status st = FB_OK;
+    float *acc = (float *)(void *)fb_engine_region(e, FB_DEV_TABLE_ACC);
+    bool tied = e->m->cfg.tied;
+    if (e->pass + 1 < e->n_pass) {
+        FB_TRY(keep_rows(e, err));
+        return tied ? fb_engine_close_accumulator(e, 0, acc, e->table_free, err) : FB_OK;
+    }
+    if (!tied) {
+        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), e->table_free, err));
+        FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, e->m->blocks[0].extent * sizeof(float), err));
+    }
+    FB_TRY(add_kept_rows(e, acc, err));
+    for (uint32_t i = 0; i < e->count; i++)
+        FB_TRY(add_rows(e, e->first + i, fb_inputs_dx(&e->inputs, i), fb_engine_meta_at(e, i), acc, err));
+    FB_TRY(fb_engine_close_accumulator(e, 0, acc, e->table_free, err));
+done:
+    return st;
+}
