@@ -246,7 +246,7 @@ def unknown_dtype(table, data):
 
 
 @pytest.mark.parametrize("bend,facts", [
-    (overlapping, [DOWN]), (duplicate, [re.compile("twice|duplicate")]), (hole, []), (trailing, []),
+    (overlapping, [DOWN]), (duplicate, [DOWN, re.compile("twice|duplicate")]), (hole, []), (trailing, []),
     (past_the_end, []), (backwards, [DOWN]), (size_is_not_shape, [DOWN]), (huge_shape, [DOWN]),
     (negative_shape, [DOWN]), (wrong_dtype, [DOWN, "I64"]), (unknown_dtype, [DOWN, "F7"]),
 ], ids=lambda value: value.__name__ if callable(value) else "")

@@ -61,14 +61,41 @@ def cosine(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
 
 
+def transformers_in_bfloat16(case):
+    """Its gradients of the same rows, as golden.npz names them."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / case / "model", dtype=torch.bfloat16)
+    rows = [(ids, labels or ids) for ids, labels in read_rows(GOLDEN / case / "rows.jsonl")[:ROWS_A_STEP]]
+    n_learned = sum(label != -100 for _, labels in rows for label in labels[1:])
+    for ids, labels in rows:
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
+        (torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum") / n_learned).backward()
+    return {"grad." + name: p.grad.float().numpy() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_in_bfloat16(case, tmp_path):
     golden = np.load(GOLDEN / case / "golden.npz")
     got = dump(case, tmp_path, "compute_dtype=bfloat16")
     ours = {name: cosine(got[name], golden[name]) for name in golden.files if name.startswith("grad.")}
-    # A key's bias has a gradient that is rounding alone where positions hardly turn it; transformers' is no better.
-    low = {name: c for name, c in ours.items() if c < 0.999 and "k_proj.bias" not in name}
-    assert not low, low
+    low = [name for name in ours if ours[name] < 0.999]
+    if not low:
+        return
+    # Some are rounding for the most part: a key's bias where positions hardly turn it, all of qwen3-llama3's first layer.
+    # Transformers is no nearer then.
+    reference = transformers_in_bfloat16(case)
+    theirs = {name: cosine(reference[name], golden[name]) for name in low}
+    assert all(ours[name] >= theirs[name] for name in low), {name: (ours[name], theirs[name]) for name in low}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors_in_bfloat16(case, tmp_path):
+    """At most twice transformers'."""
+    golden, reference = np.load(GOLDEN / case / "golden.npz"), transformers_in_bfloat16(case)
+    got = dump(case, tmp_path, "compute_dtype=bfloat16")
+    errors = {name: (float(distance(got[name], golden[name])), float(distance(theirs, golden[name])))
+              for name, theirs in reference.items()}
+    assert all(ours <= 2 * theirs for ours, theirs in errors.values()), errors
 
 
 WAYS = [dict(slots=2), dict(slots=4), dict(slots="all"), dict(overlap="false"), dict(slots=2)]

@@ -93,7 +93,7 @@ def test_a_message_of_weight_zero_is_not_learned(prepare, tiny):
 
 def test_a_turn_without_content_is_not_learned(prepare, tiny):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " "}]
-    with pytest.raises(InputError, match="none of its 1 rows"):
+    with pytest.raises(InputError, match="none of its rows"):
         prepare.ask([{"messages": messages}], model_dir=tiny.folder)
 
 

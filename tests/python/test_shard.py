@@ -123,8 +123,9 @@ def test_a_failed_build_leaves_the_old_shard_and_no_litter(prepare):
 def test_long_rows_lose_their_tail_in_sft(prepare):
     rows = [ids_row(*range(10, 19)), ids_row(1, 2, 3, 4), ids_row(*range(9), labels=[-100] * 8 + [8])]
     reply = prepare.ask(rows, cutoff_len=4)
-    assert Shard(reply["train"]).documents == [([10, 11, 12, 13], [-100, 11, 12, 13]), ([1, 2, 3, 4], [-100, 2, 3, 4])]
-    assert (reply["rows"], reply["truncated"], reply["dropped"]) == (2, 1, 1)
+    assert Shard(reply["train"]).documents == [([10, 11, 12, 13], [-100, 11, 12, 13]), ([1, 2, 3, 4], [-100, 2, 3, 4]),
+                                                ([0, 1, 2, 3], [-100] * 4)]  # nothing left to learn, but it keeps its place
+    assert (reply["rows"], reply["truncated"], reply["dropped"]) == (3, 2, 0)
 
 
 def test_long_rows_are_split_in_pt(prepare):

@@ -203,7 +203,7 @@ static void refuses_each_bad_config(void **unused)
           "\"num_attention_heads\":5,\"vocab_size\":100,\"max_position_embeddings\":128}", "'hidden_size' is 64, which 5 heads do not divide" },
         { "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,"
           "\"num_attention_heads\":4,\"vocab_size\":100,\"max_position_embeddings\":128,\"num_key_value_heads\":3}",
-          "not a multiple of the 3 key-value heads" },
+          "not a multiple of 'num_key_value_heads', 3" },
         { BASE("llama") ",\"head_dim\":7}", "the head size is 7; rotary positions need an even one" },
         { BASE("llama") ",\"head_dim\":2147483646}", "4 heads of 2147483646 are wider" },
         { BASE("llama") ",\"rms_norm_eps\":-1e-6}", "'rms_norm_eps' is -1e-6" },

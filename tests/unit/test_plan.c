@@ -291,6 +291,35 @@ static void the_cut_of_the_head_is_the_vocabularys(void **unused)
     }
 }
 
+/* A budget that grows gives the gradients' buffer more room, up to the largest gradient, before anything else changes. */
+static void the_gradient_buffer_takes_what_is_left(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    const tiny_model large = { "llama", 1024, 4096, 2, 8, 8, 128, 200000, false, NULL, 0 };
+    tiny_manifest(&m, &large);
+    fb_plan_request r = request_for(&m);
+    r.act = FB_BF16, r.unified = false;
+    fb_plan most = build(&r);
+    assert_int_equal(most.out_elems, (m.blocks[3].extent + NORM_TILE - 1) / NORM_TILE * NORM_TILE); /* the head's */
+    uint64_t rest = most.device_bytes - most.device[FB_DEV_GRAD_OUT].size;
+    for (uint64_t out = most.out_elems; out > OUT_ELEMS_LEAST;) {
+        uint64_t next = norm_tiles(max_u64(out / 2, OUT_ELEMS_LEAST));
+        r.hbm_budget = rest + 2 * out - 1;
+        fb_plan p = build(&r);
+        check_ledger(&p);
+        assert_false(p.inputs_on_host);
+        assert_in_range(p.out_elems, next - NORM_TILE, next);
+        assert_int_equal(p.out_elems % NORM_TILE, 0);
+        out = p.out_elems;
+    }
+    r.hbm_budget = rest + 2 * OUT_ELEMS_LEAST - 1;
+    assert_true(build(&r).inputs_on_host);
+    r.hbm_budget = 0, r.unified = true;
+    assert_int_equal(build(&r).out_elems, OUT_ELEMS_LEAST); /* a copy within one memory needs no more */
+    fb_manifest_free(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +333,7 @@ int main(void)
         cmocka_unit_test(impossible_batches_are_refused),
         cmocka_unit_test(needs_do_not_wrap),
         cmocka_unit_test(the_cut_of_the_head_is_the_vocabularys),
+        cmocka_unit_test(the_gradient_buffer_takes_what_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,7 +79,7 @@ static void refuses_each_malformed_file(void **unused)
         { EXACT, "[1, 2]", 0, "is not a JSON object" },
         { EXACT, " {}", 0, "does not begin with '{'" },
         { EXACT, "{\"a\":\"\xff\"}", 0, "the header is not JSON" },
-        { EXACT, "{" T("a", "F32", "[1]", "[0,4]") "," T("a", "F32", "[1]", "[4,8]") "}", 8, "a name stands twice" },
+        { EXACT, "{" T("a", "F32", "[1]", "[0,4]") "," T("a", "F32", "[1]", "[4,8]") "}", 8, "'a' stands twice" },
         { EXACT, "{\"a\":7}", 0, "the entry of tensor 'a' is not an object" },
         { EXACT, "{" T("a", "F32", "[2]", "[0,8]") "," T("b", "F32", "[1]", "[4,8]") "}", 8, "tensors 'a' and 'b' overlap" },
         { EXACT, "{" T("a", "F32", "[1]", "[0,4]") "," T("b", "F32", "[1]", "[0,4]") "}", 4, "tensors 'a' and 'b' overlap" },
