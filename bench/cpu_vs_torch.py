@@ -16,6 +16,7 @@ that is not idle wall time suffers from others, so CPU time is shown too, and ho
 """
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -33,6 +34,7 @@ VOCAB = 49152
 LEARNING_RATE = 1e-5
 WARM_UP = 2  # steps of a round that do not count
 LOSS_TOLERANCE = 1e-4  # relative; float32 in another order gives 1e-7, another step's loss differs by more than 1e-2
+UNSEEN = (math.nan,) * 3  # clocks at a moment that passed between two looks, as it does when steps take milliseconds
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,27 +109,32 @@ def count_lines(path):
 
 
 def watch(command, log, n_step, timing):
-    """Runs one side to its end.  Clocks are read when its log reaches WARM_UP lines and when it reaches n_step."""
+    """Runs one side to its end.  CPU clocks are read when its log has WARM_UP lines and when it has n_step."""
     marks = {}
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        while child.poll() is None:
-            n = count_lines(log)
-            for mark in (WARM_UP, n_step):
-                if n >= mark and mark not in marks:
-                    marks[mark] = time.monotonic(), process_cpu(child.pid), machine_cpu()
-            time.sleep(0.02)
+        try:
+            while child.poll() is None:
+                n = count_lines(log)
+                now = time.monotonic(), process_cpu(child.pid), machine_cpu()
+                for mark in (WARM_UP, n_step):
+                    if n >= mark and mark not in marks:
+                        marks[mark] = now
+                time.sleep(0.02)
+        finally:
+            child.kill()  # does nothing to a child that has ended
+            child.wait()
         output.seek(0)
         text = output.read().strip()
     if child.returncode != 0:
         sys.exit(f"{command[0]} ended with exit status {child.returncode}:\n{text}")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    if len(lines) != n_step or len(marks) != 2:
-        sys.exit(f"{log}: {len(lines)} steps logged, expected {n_step}")
-    wall, cpu, machine = (end - begin for begin, end in zip(marks[WARM_UP], marks[n_step]))
+    if len(lines) != n_step:
+        sys.exit(f"{command[0]}: {len(lines)} steps logged, expected {n_step}")
+    wall, cpu, machine = (end - begin for begin, end in zip(marks.get(WARM_UP, UNSEEN), marks.get(n_step, UNSEEN)))
     timing.step += [line["step_time"] for line in lines[WARM_UP:]]
     timing.cpu.append(cpu / (n_step - WARM_UP))
-    timing.others.append(max(0.0, machine - cpu) / wall)
+    timing.others.append(max(0.0, machine - cpu) / wall if wall else math.nan)
     timing.loss = [line["loss"] for line in lines]
     return text
 
@@ -155,8 +162,8 @@ def compare(case, options, model, folder):
             f"{statistics.median(t.cpu):14.3f}{statistics.median(t.others):15.2f}"
         )
     apart = max(abs(a - b) / b for a, b in zip(ours.loss, torch.loss))
-    if apart > LOSS_TOLERANCE:
-        sys.exit(f"the losses differ by {apart:.1e} of their size: these were not the same steps\n{ours.loss}\n{torch.loss}")
+    if not apart <= LOSS_TOLERANCE:  # nor when it is not a number
+        sys.exit(f"the losses differ by {apart:.1e} of their size: not the same steps\n{ours.loss}\n{torch.loss}")
     print(f"losses {ours.loss[0]:.4f} to {ours.loss[-1]:.4f}, which differ by at most {apart:.1e} of their size")
     print(f"ratio {ours.median / torch.median:.2f} (forebay {ours.median:.2f} s, torch {torch.median:.2f} s)", flush=True)
 
@@ -173,7 +180,7 @@ def read_options():
     parser.add_argument("--threads", type=int, default=2, help="cores, and threads of each side")
     options = parser.parse_args()
     if options.steps <= WARM_UP or min(options.rows, options.rounds, options.threads) < 1 or options.len < 4:
-        parser.error(f"expected more than {WARM_UP} steps, rows of at least 4 tokens, and at least one of everything else")
+        parser.error(f"expected more than {WARM_UP} steps, rows of at least 4 tokens, at least one of all else")
     options.forebay = os.path.abspath(options.forebay)
     if not os.access(options.forebay, os.X_OK):
         parser.error(f"{options.forebay}: no such command; build it with make, or name it with --forebay")
