@@ -6,7 +6,7 @@
 static const uint64_t NORM_TILE = 64u << 10;
 enum { LOSS_ROWS_MIN = 32, LOSS_ROWS_MAX = 4096, SLAB_COUNT = 4 };
 /* Slabs smaller than a block keep the host's share small; large enough that a copy runs at the link's rate. */
-static const uint64_t SLAB_ELEMS_MAX = 16u << 20;
+static const uint64_t SLAB_ELEMS_MAX = 16u << 20, OUT_ELEMS_LEAST = 64u << 20;
 
 static uint64_t pad(uint64_t size)
 {
@@ -40,8 +40,18 @@ static uint32_t loss_rows(uint32_t vocab, uint64_t logits_size, uint32_t t_max)
     return (uint32_t)min_u64(rows, max_u64(t_max, 1));
 }
 
-/* Sizes for a given number of passes and place of the block inputs. */
-static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool inputs_on_host)
+static uint64_t norm_tiles(uint64_t n)
+{
+    return (n + NORM_TILE - 1) / NORM_TILE * NORM_TILE;
+}
+
+static uint64_t largest_gradient(const fb_manifest *m)
+{
+    return max_u64(m->extent_max_layer, max_u64(m->blocks[0].extent, m->blocks[m->n_block - 1].extent));
+}
+
+/* Sizes for a given number of passes, place of the block inputs, and size of the buffer in which rounded gradients leave. */
+static void lay_out_with(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool inputs_on_host, uint64_t out_elems)
 {
     const fb_manifest *m = r->manifest;
     const fb_model_config *c = &m->cfg;
@@ -61,8 +71,7 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool 
     p->saved_size = r->train ? fb_layer_saved_size(&shape, r->recompute, t) : 0;
     p->acc_size = pad(m->extent_max_layer * sizeof(float));
     p->n_acc = copied ? 1 : 2;
-    /* whole norm tiles, so that where a large block is cut changes no sum */
-    p->out_elems = min_u64((m->extent_max_layer + NORM_TILE - 1) / NORM_TILE * NORM_TILE, 4 * SLAB_ELEMS_MAX);
+    p->out_elems = norm_tiles(out_elems); /* whole norm tiles: where a large block is cut changes no sum */
     p->slab_elems = min_u64(SLAB_ELEMS_MAX, max_u64(m->extent_max_layer, c->tied ? embed->extent : final->extent));
     p->n_slab = SLAB_COUNT;
     p->meta_size = r->meta_size(p->t_max);
@@ -127,6 +136,19 @@ static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool 
     for (int i = 0; i < FB_HOST_COUNT; i++) {
         p->host[i].size = h[i];
         p->host_bytes += h[i];
+    }
+}
+
+/* The buffer for gradients takes what is left of the budget.  At best it holds any block's gradient whole, whose accumulator
+ * is then free at once; the less it holds, the longer the next backward waits for the download of the pieces before. */
+static void lay_out(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, bool inputs_on_host)
+{
+    uint64_t most = largest_gradient(r->manifest), least = min_u64(most, OUT_ELEMS_LEAST);
+    uint64_t out = r->unified ? least : most;
+    lay_out_with(p, r, n_pass, inputs_on_host, out);
+    while (r->hbm_budget && p->device_bytes > r->hbm_budget && out > least) {
+        out = max_u64(out / 2, least);
+        lay_out_with(p, r, n_pass, inputs_on_host, out);
     }
 }
 

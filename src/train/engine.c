@@ -68,6 +68,7 @@ static fb_status run(fb_engine *e, engine_mode mode, uint32_t n, fb_step_result 
         fb_engine_forget(e);
     e->backward = backward;
     e->mode = mode;
+    e->leaving.src = NULL; /* a step that failed may have left one */
     e->grad_scale = out->n_learned ? (float)(1.0 / (double)out->n_learned) : 0.0f;
     e->n_pass = (n + e->plan.micro_per_pass - 1) / e->plan.micro_per_pass;
     FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, fb_engine_region(e, FB_DEV_SUMS), e->plan.device[FB_DEV_SUMS].size, err));

@@ -43,7 +43,24 @@ done:
     return st;
 }
 
-/* Rounds the block's accumulator once, adds up its norm, sends it.  free: recorded when the accumulator may be
+/* The download of a gradient is enqueued once the kernels of the block after it are: it may have to wait for slabs, and the
+ * compute stream would have nothing to do meanwhile. */
+fb_status fb_engine_send_leaving(fb_engine *e, fb_error *err)
+{
+    fb_status st = FB_OK;
+    leaving l = e->leaving;
+    e->leaving.src = NULL;
+    if (!l.src)
+        return FB_OK;
+    if (l.first == 0)
+        fb_updater_expect(e->updater, l.block);
+    FB_TRY(download_gradient(e, l.block, l.first, l.n, l.src, err));
+    FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, l.downloaded, err));
+done:
+    return st;
+}
+
+/* Rounds the block's accumulator once, adds up its norm, leaves it to be sent.  free: recorded when the accumulator may be
  * written again. */
 static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err)
 {
@@ -51,9 +68,9 @@ static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_even
     uint64_t extent = e->m->blocks[block].extent;
     bool copied = fb_plan_grad_copied(e->o.act);
     uint64_t piece_max = copied ? e->plan.out_elems : extent;
-    fb_updater_expect(e->updater, block);
     for (uint64_t first = 0; first < extent; first += piece_max) {
         uint64_t n = extent - first < piece_max ? extent - first : piece_max;
+        FB_TRY(fb_engine_send_leaving(e, err));
         unsigned char *out = copied ? fb_engine_region(e, FB_DEV_GRAD_OUT) : (unsigned char *)acc;
         if (copied)
             FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), e->out_free, err));
@@ -62,12 +79,11 @@ static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_even
             .sq = fb_engine_sum_at(e, block), .accumulate = first > 0 }, err));
         FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
         FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
-        FB_TRY(download_gradient(e, block, first, n, out, err));
-        if (copied)
-            FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, e->out_free, err));
+        e->leaving = (leaving){ block, first, n, out, copied ? e->out_free : free_event };
     }
     /* A copy leaves the accumulator free at once; else it is what is being downloaded. */
-    FB_TRY(e->ops->record(e->d, copied ? FB_STREAM_COMPUTE : FB_STREAM_D2H, free_event, err));
+    if (copied)
+        FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, free_event, err));
 done:
     return st;
 }
@@ -185,6 +201,7 @@ fb_status fb_engine_visit_embed_backward(fb_engine *e, fb_error *err)
     for (uint32_t i = 0; i < e->count; i++)
         FB_TRY(add_rows(e, e->first + i, fb_inputs_dx(&e->inputs, i), fb_engine_meta_at(e, i), acc, err));
     FB_TRY(fb_engine_close_accumulator(e, 0, acc, e->table_free, err));
+    FB_TRY(fb_engine_send_leaving(e, err));
 done:
     return st;
 }

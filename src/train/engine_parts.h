@@ -35,6 +35,14 @@ typedef struct landing {
     void      *slab;
 } landing;
 
+/* A gradient, or its last piece, that waits on the device for its download to be enqueued. */
+typedef struct leaving {
+    uint32_t             block;
+    uint64_t             first, n;
+    const unsigned char *src;        /* NULL: none */
+    fb_event            *downloaded; /* d2h: src may be written again */
+} leaving;
+
 struct fb_engine {
     fb_engine_options o;
     fb_plan           plan;
@@ -69,6 +77,7 @@ struct fb_engine {
     fb_inputs         inputs;
     fb_pool           slabs;
     landing          *landings;
+    leaving           leaving;
     bool              loss_finite;  /* written by the d2h stream before any landing of the step */
     fb_updater       *updater;
 
@@ -137,6 +146,7 @@ fb_status fb_engine_upload_batch(fb_engine *e, fb_error *err);
 
 fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, bool zero, fb_error *err);
 fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err);
+fb_status fb_engine_send_leaving(fb_engine *e, fb_error *err);
 void fb_engine_look_at_loss(void *arg, bool failed);
 
 /* ---- visits ---- */

@@ -53,8 +53,8 @@ void fb_cpu_grad_out(fb_cpu_scratch *s, const fb_grad_out *a)
     assert(n_tile <= FB_CPU_SCRATCH_SIZE / sizeof(double));
     grad_tiles g = { .a = a, .sq = fb_cpu_scratch_of(s, 0) };
     fb_team_run(s->team, n_tile, grad_task, &g);
-    double sum = 0;
+    double sum = a->accumulate ? *a->sq : 0; /* one after the other: where a gradient is cut changes no bit */
     for (uint64_t i = 0; i < n_tile; i++)
         sum += g.sq[i];
-    *a->sq = a->accumulate ? *a->sq + sum : sum;
+    *a->sq = sum;
 }

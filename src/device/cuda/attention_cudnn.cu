@@ -7,7 +7,8 @@
  *
  * What cuDNN cannot be trusted with, by version (the front end checks the same): before 9.12 the forward writes lse only
  * as [document][head][token]; before 9.26 the backward of an even graph reads it only so.  Ours is [head][token], so that the
- * backward reads a transposed copy, and so does the ragged graph, whose lse is [token][head] on both sides.
+ * backward reads a transposed copy, and so does the ragged graph, whose lse is [token][head] on both sides.  And 9.14's ragged
+ * backward puts dv where the offsets of v point, whatever those of dv say: v is packed into the rows that dv has.
  *
  * cuDNN is looked for at run time: a machine without it still has the rest of the back end. */
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
@@ -253,6 +254,7 @@ bool shape_of(shape *s, const fb_attention *a, const fb_attention_bwd *b, char w
     if (!no && b && !(aligned(b->d_o, b->do_ld) && aligned(b->dq, b->dq_ld) && aligned(b->dk, b->dk_ld)
                       && aligned(b->dv, b->dv_ld)))
         no = "rows of gradients are not aligned to 16 bytes";
+    uint64_t kv_ld = (uint64_t)a->n_kv_head * a->head_dim;
     bool even = (uint64_t)a->n_span * a->q_len_max == a->t && a->q_len_max % EVEN_STEP == 0;
     memset(s, 0, sizeof *s);
     s->backward = b != NULL;
@@ -267,14 +269,14 @@ bool shape_of(shape *s, const fb_attention *a, const fb_attention_bwd *b, char w
     s->scale = a->scale;
     s->ld[Q] = a->q_ld;
     s->ld[K] = a->k_ld;
-    s->ld[V] = a->v_ld;
+    s->ld[V] = even ? a->v_ld : kv_ld;
     s->ld[O] = a->o_ld;
     if (b) {
         s->ld[D_O] = b->do_ld;
         s->ld[DQ] = b->dq_ld;
         /* A ragged graph sizes its sums over a group's heads by these, so it gets packed rows (stage, below). */
-        s->ld[DK] = even ? b->dk_ld : (uint64_t)a->n_kv_head * a->head_dim;
-        s->ld[DV] = even ? b->dv_ld : (uint64_t)a->n_kv_head * a->head_dim;
+        s->ld[DK] = even ? b->dk_ld : kv_ld;
+        s->ld[DV] = even ? b->dv_ld : kv_ld;
         if (!no && !even && b->dq_ld != (uint64_t)a->n_head * a->head_dim)
             no = "rows of dq are not packed";
     }
@@ -327,12 +329,12 @@ __global__ void permute_kernel(permute_args f)
         f.to[i] = f.from[i / f.cols / f.rows * f.batch_step + i / f.cols % f.rows * f.row_step + i % f.cols * f.col_step];
 }
 
-/* Rows of `width` 16-byte pieces: packed to rows with a distance of ld pieces. */
-__global__ void spread_kernel(uint4 *to, const uint4 *from, uint64_t n, uint32_t width, uint64_t ld)
+/* Rows of `width` 16-byte pieces, n pieces together, at a distance of ld pieces each. */
+__global__ void rows_kernel(uint4 *to, uint64_t to_ld, const uint4 *from, uint64_t from_ld, uint64_t n, uint32_t width)
 {
     uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
-        to[i / width * ld + i % width] = from[i];
+        to[i / width * to_ld + i % width] = from[i / width * from_ld + i % width];
 }
 
 constexpr uint32_t THREADS = 256;
@@ -345,6 +347,14 @@ uint32_t blocks(uint64_t n)
 void permute(fb_cudnn *n, const permute_args &f)
 {
     permute_kernel<<<blocks(f.n), THREADS, 0, n->stream>>>(f);
+}
+
+/* Rows of bfloat16 elements, their number and distances multiples of 8. */
+void copy_rows(fb_cudnn *n, uint32_t t, uint64_t width, void *to, uint64_t to_ld, const void *from, uint64_t from_ld)
+{
+    uint64_t count = t * (width / 8);
+    rows_kernel<<<blocks(count), THREADS, 0, n->stream>>>((uint4 *)to, to_ld / 8, (const uint4 *)from, from_ld / 8, count,
+                                                          (uint32_t)(width / 8));
 }
 
 /* Cuts pieces off a buffer. */
@@ -432,12 +442,14 @@ fb_cudnn_result forward(fb_cudnn *n, const fb_attention *a, cutter c)
     if (s.ragged) {
         f = index_cut(&c, p, a, bind);
         bind[STATS] = cut(&c, lse_size);
+        bind[V] = cut(&c, a->t * s.ld[V] * sizeof(uint16_t));
     }
     void *workspace = cut(&c, p->workspace_size);
     if (!c.ok)
-        return no_room(n, p->workspace_size + lse_size);
+        return no_room(n, p->workspace_size);
     if (!s.ragged)
         return run(n, p, bind, workspace);
+    copy_rows(n, a->t, s.ld[V], bind[V], s.ld[V], a->v, a->v_ld);
     index_kernel<<<blocks((uint64_t)s.n_doc + 1), THREADS, 0, n->stream>>>(f);
     fb_cudnn_result r = run(n, p, bind, workspace);
     if (r != FB_CUDNN_DONE)
@@ -455,10 +467,8 @@ void *stage(cutter *c, const shape &s, uint32_t t, uint64_t packed_ld, uint64_t 
 
 void unstage(fb_cudnn *n, uint32_t t, uint64_t packed_ld, uint64_t ld, void *to, const void *from)
 {
-    uint64_t width = packed_ld / 8, count = t * width;
     if (from != to)
-        spread_kernel<<<blocks(count), THREADS, 0, n->stream>>>((uint4 *)to, (const uint4 *)from, count, (uint32_t)width,
-                                                                 ld / 8);
+        copy_rows(n, t, packed_ld, to, ld, from, packed_ld);
 }
 
 fb_cudnn_result backward(fb_cudnn *n, const fb_attention_bwd *b, cutter c)
@@ -476,12 +486,15 @@ fb_cudnn_result backward(fb_cudnn *n, const fb_attention_bwd *b, cutter c)
     float *lse = (float *)cut(&c, (uint64_t)a->t * a->n_head * sizeof(float));
     bind[STATS] = lse;
     index_args f = {};
-    if (s.ragged)
+    if (s.ragged) {
         f = index_cut(&c, p, a, bind);
+        bind[V] = cut(&c, a->t * kv_ld * sizeof(uint16_t));
+    }
     void *workspace = cut(&c, p->workspace_size);
     if (!c.ok)
         return no_room(n, p->workspace_size);
     if (s.ragged) {
+        copy_rows(n, a->t, kv_ld, bind[V], kv_ld, a->v, a->v_ld);
         index_kernel<<<blocks((uint64_t)s.n_doc + 1), THREADS, 0, n->stream>>>(f);
         permute(n, { lse, a->lse, (uint64_t)a->t * a->n_head, a->t, a->n_head, 0, 1, a->t }); /* -> [token][head] */
     } else { /* -> [document][head][token] */
@@ -500,9 +513,9 @@ fb_cudnn_result backward(fb_cudnn *n, const fb_attention_bwd *b, cutter c)
 uint64_t fb_cudnn_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
 {
     /* A token and query head: in float32 dq's sum, and room for dk's and dv's before they are summed over their group; two
-     * bytes each for packed dk and dv, which only fewer heads than the queries' need; lse, delta, and what is left for
-     * alignment.  16 MiB: indices, and what the kernels want for themselves. */
-    uint64_t a_head = 14 * (uint64_t)head_dim + 16, rows, size;
+     * bytes each for packed v, dk and dv, three together, as such a group has at least two heads; lse, delta, and what is
+     * left for alignment.  16 MiB: indices, and what the kernels want for themselves. */
+    uint64_t a_head = 15 * (uint64_t)head_dim + 16, rows, size;
     if (__builtin_mul_overflow(token_bound(t_max), (uint64_t)n_head, &rows)
         || __builtin_mul_overflow(rows, a_head, &size) || __builtin_add_overflow(size, UINT64_C(16) << 20, &size))
         return UINT64_MAX;

@@ -10,7 +10,7 @@ enum {
     BIAS_BLOCKS = 1056,               /* aimed at: eight for each of 132 multiprocessors */
     BIAS_TILE_ROWS_MIN = 4 * BIAS_ROWS,
     GRAD_TILE = 1 << 16, GRAD_THREADS = 512,
-    SQ_THREADS = 256,
+    SQ_THREADS = 1024,
 };
 
 /* ---- partial sums ---- */
@@ -158,23 +158,24 @@ grad_out(uint64_t n, const float *acc, T *out, double *tile_sq)
     tile_sq[blockIdx.x] = sum;
 }
 
-/* Thread i adds a run of neighbouring tiles in order; then the runs are added in order. */
+/* One after the other, however many launches share a gradient's tiles: where it was cut changes no bit. */
 __global__ void __launch_bounds__(SQ_THREADS)
 sum_tiles(const double *tile_sq, uint32_t n_tile, double *sq, bool accumulate)
 {
-    __shared__ double runs[SQ_THREADS];
-    uint32_t run = (n_tile + SQ_THREADS - 1) / SQ_THREADS;
-    double sum = 0;
-    for (uint32_t i = threadIdx.x * run; i < (threadIdx.x + 1) * run && i < n_tile; i++)
-        sum += tile_sq[i];
-    runs[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x != 0)
-        return;
-    sum = 0;
-    for (int i = 0; i < SQ_THREADS; i++)
-        sum += runs[i];
-    *sq = accumulate ? *sq + sum : sum;
+    __shared__ double near[SQ_THREADS];
+    double sum = accumulate ? *sq : 0;
+    for (uint32_t first = 0; first < n_tile; first += SQ_THREADS) {
+        uint32_t n = n_tile - first < SQ_THREADS ? n_tile - first : SQ_THREADS;
+        __syncthreads();
+        if (threadIdx.x < n)
+            near[threadIdx.x] = tile_sq[first + threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (uint32_t i = 0; i < n; i++)
+                sum += near[i];
+    }
+    if (threadIdx.x == 0)
+        *sq = sum;
 }
 
 template <typename T>
