@@ -1,4 +1,4 @@
-# make demo    sets everything up, then fine-tunes a small pretrained model (about three minutes)
+# make demo    sets everything up, then fine-tunes a small pretrained model (about two minutes)
 # make check   sets everything up, then builds and runs every test, the C ones under sanitizers too
 #
 # make         build/forebay                       make bench       run the benchmark programs
