@@ -2,16 +2,13 @@
 
 #include <stdio.h>
 
+#include "base/align.h"
+
 /* fb_grad_out sums the norm over tiles of so many elements. */
 static const uint64_t NORM_TILE = 64u << 10;
 enum { LOSS_ROWS_MIN = 32, LOSS_ROWS_MAX = 4096, SLAB_COUNT = 4 };
 /* Slabs smaller than a block keep the host's share small; large enough that a copy runs at the link's rate. */
 static const uint64_t SLAB_ELEMS_MAX = 16u << 20, OUT_ELEMS_LEAST = 64u << 20;
-
-static uint64_t pad(uint64_t size)
-{
-    return (size + 255) / 256 * 256;
-}
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -65,11 +62,11 @@ static void lay_out_with(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, 
     uint64_t k = p->micro_per_pass, n_layer = c->n_layer;
     p->inputs_on_host = inputs_on_host;
     p->n_input = (uint32_t)(inputs_on_host ? k + FB_INPUT_SPARES : k * (r->train ? n_layer + 1 : 2));
-    p->slot_size = pad(m->extent_max_layer * act);
-    p->head_size = pad(final->extent * act) + (c->tied ? pad(embed->extent * act) : 0);
-    p->input_size = pad(t * c->hidden * act);
+    p->slot_size = fb_align(m->extent_max_layer * act);
+    p->head_size = fb_align(final->extent * act) + (c->tied ? fb_align(embed->extent * act) : 0);
+    p->input_size = fb_align(t * c->hidden * act);
     p->saved_size = r->train ? fb_layer_saved_size(&shape, r->recompute, t) : 0;
-    p->acc_size = pad(m->extent_max_layer * sizeof(float));
+    p->acc_size = fb_align(m->extent_max_layer * sizeof(float));
     p->n_acc = copied ? 1 : 2;
     p->out_elems = norm_tiles(out_elems); /* whole norm tiles: where a large block is cut changes no sum */
     p->slab_elems = min_u64(SLAB_ELEMS_MAX, max_u64(m->extent_max_layer, c->tied ? embed->extent : final->extent));
@@ -77,11 +74,11 @@ static void lay_out_with(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, 
     p->meta_size = r->meta_size(p->t_max);
     p->n_rope = c->rope.type == FB_ROPE_DYNAMIC ? p->micro_per_pass : 1;
     uint64_t rope_len = max_u64(r->row_len, r->cache_len);
-    p->rope_size = 2 * pad(rope_len * (c->head_dim / 2) * sizeof(float));
+    p->rope_size = 2 * fb_align(rope_len * (c->head_dim / 2) * sizeof(float));
     p->cache_k_offset = fb_value_size(&shape, FB_V_QKV, r->cache_len);
     p->cache_size = p->cache_k_offset + fb_value_size(&shape, FB_V_K, r->cache_len);
-    uint64_t logits = pad((uint64_t)p->loss_rows * c->vocab * sizeof(float));
-    uint64_t loss_hidden = pad(t * c->hidden * act), rstd = pad(t * sizeof(float));
+    uint64_t logits = fb_align((uint64_t)p->loss_rows * c->vocab * sizeof(float));
+    uint64_t loss_hidden = fb_align(t * c->hidden * act), rstd = fb_align(t * sizeof(float));
     uint64_t table = c->tied ? embed->extent : max_u64(embed->extent, final->extent);
     fb_recompute policy = r->train ? r->recompute : FB_RECOMPUTE_FULL;
 
@@ -92,21 +89,21 @@ static void lay_out_with(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, 
         [FB_DEV_SAVED] = p->saved_size * k * n_layer,
         [FB_DEV_SCRATCH] = r->train ? fb_layer_scratch_size(&shape, policy, t) : fb_layer_temporaries_at(&shape, policy, t).d_act,
         /* logits; in bf16 their gradient too; hidden rows before and after the norm, and their gradients */
-        [FB_DEV_LOSS] = logits + (r->train && copied ? pad((uint64_t)p->loss_rows * c->vocab * act) : 0)
+        [FB_DEV_LOSS] = logits + (r->train && copied ? fb_align((uint64_t)p->loss_rows * c->vocab * act) : 0)
                         + loss_hidden * (r->train ? 3 : 2) + rstd,
         [FB_DEV_META] = p->meta_size * k,
         [FB_DEV_ROPE] = p->rope_size * p->n_rope,
         [FB_DEV_CACHE] = n_layer * p->cache_size,
-        [FB_DEV_SUMS] = pad(sizeof(double) * (m->n_block + 1)),
+        [FB_DEV_SUMS] = fb_align(sizeof(double) * (m->n_block + 1)),
     };
     if (r->train) {
         if (n_pass > 1) /* earlier passes' embedding gradients come back there, one micro-batch at a time */
             d[FB_DEV_SCRATCH] = max_u64(d[FB_DEV_SCRATCH], p->input_size + p->meta_size);
         d[FB_DEV_DX] = inputs_on_host ? 0 : p->input_size * k;
         d[FB_DEV_ACC] = p->n_acc * p->acc_size;
-        d[FB_DEV_TABLE_ACC] = pad(table * sizeof(float));
-        d[FB_DEV_FINAL_ACC] = c->tied ? pad(final->extent * sizeof(float)) : 0;
-        d[FB_DEV_GRAD_OUT] = copied ? pad(p->out_elems * grad) : 0;
+        d[FB_DEV_TABLE_ACC] = fb_align(table * sizeof(float));
+        d[FB_DEV_FINAL_ACC] = c->tied ? fb_align(final->extent * sizeof(float)) : 0;
+        d[FB_DEV_GRAD_OUT] = copied ? fb_align(p->out_elems * grad) : 0;
     }
     /* The head runs when no layer does: it begins in the layers' scratch, and the ledger counts what goes beyond. */
     d[FB_DEV_LOSS] -= min_u64(d[FB_DEV_LOSS], d[FB_DEV_SCRATCH]);
@@ -125,7 +122,7 @@ static void lay_out_with(fb_plan *p, const fb_plan_request *r, uint32_t n_pass, 
         [FB_HOST_M] = moments, [FB_HOST_V] = moments,
         [FB_HOST_GRADIENTS] = r->train && r->clip ? grad * n : 0,
         [FB_HOST_ACCUMULATORS] = r->train && n_pass > 1 && (copied || !r->clip) ? sizeof(float) * n : 0,
-        [FB_HOST_SLABS] = r->train && !r->clip ? p->n_slab * pad(p->slab_elems * grad) : 0,
+        [FB_HOST_SLABS] = r->train && !r->clip ? p->n_slab * fb_align(p->slab_elems * grad) : 0,
         [FB_HOST_INPUTS] = inputs_on_host ? p->input_size * k * n_layer : 0,
         [FB_HOST_ROWS] = r->train && n_pass > 1 ? p->input_size * r->n_micro : 0,
         [FB_HOST_STAGING] = 2 * p->input_size,

@@ -1,4 +1,5 @@
 #include "plan/values.h"
+#include "base/align.h"
 
 typedef enum { W_HIDDEN, W_Q, W_KV, W_QKV, W_FFN, W_2FFN, W_HEADS, W_ONE } width;
 
@@ -25,11 +26,6 @@ static const value_desc values[FB_V_COUNT] = {
     [FB_V_ACT]   = { "mlp_act",        W_FFN,    false, FB_RECOMPUTE_NONE },
 };
 
-static uint64_t pad(uint64_t size)
-{
-    return (size + 255) / 256 * 256;
-}
-
 static uint64_t width_of(const fb_model_config *c, width w)
 {
     uint64_t q = (uint64_t)c->n_head * c->head_dim, kv = (uint64_t)c->n_kv_head * c->head_dim;
@@ -53,12 +49,12 @@ const char *fb_value_str(fb_value v)
 
 static uint64_t act_size(const fb_layer_shape *s, width w, uint64_t t)
 {
-    return pad(t * width_of(s->cfg, w) * fb_dtype_size(s->act));
+    return fb_align(t * width_of(s->cfg, w) * fb_dtype_size(s->act));
 }
 
 uint64_t fb_value_size(const fb_layer_shape *s, fb_value v, uint64_t t)
 {
-    return values[v].f32 ? pad(t * width_of(s->cfg, values[v].width) * sizeof(float)) : act_size(s, values[v].width, t);
+    return values[v].f32 ? fb_align(t * width_of(s->cfg, values[v].width) * sizeof(float)) : act_size(s, values[v].width, t);
 }
 
 bool fb_value_kept(fb_value v, fb_recompute policy)
@@ -93,7 +89,7 @@ fb_layer_temporaries fb_layer_temporaries_at(const fb_layer_shape *s, fb_recompu
     uint64_t f = act_size(s, W_FFN, t), qkv = act_size(s, W_QKV, t), gu = act_size(s, W_2FFN, t);
     /* d_n2 lies where d_act was, d_n1 where d_o was: the one is dead when the other is written. */
     uint64_t first = f > c ? f : c, head = q > c ? q : c;
-    uint64_t mlp = first + gu, attention = head + q + kv + qkv + pad(s->attention_scratch);
+    uint64_t mlp = first + gu, attention = head + q + kv + qkv + fb_align(s->attention_scratch);
     return (fb_layer_temporaries){
         .d_act = base, .d_n2 = base, .d_gu = base + first,
         .d_o = base, .d_n1 = base, .d_q = base + head, .d_k = base + head + q, .d_qkv = base + head + q + kv,

@@ -284,11 +284,6 @@ static void report_text(const bench *b)
         fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them", (unsigned long long)m.time.n_lost);
 }
 
-static json_t *real(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static json_t *figures(const bench *b, const step *s)
 {
     const fb_trace_account *a = &s->time;
@@ -296,22 +291,22 @@ static json_t *figures(const bench *b, const step *s)
     double window = a->end - a->begin, peak = b->session.info.peak_flops;
     json_t *idle = json_object(), *o = json_object();
     for (fb_cause c = 0; c < FB_CAUSE_COUNT; c++)
-        json_object_set_new(idle, fb_cause_str(c), real(100 * rate(a->idle[c], window)));
-    json_object_set_new(o, "seconds", real(s->seconds));
-    json_object_set_new(o, "tokens_per_second", real(rate((double)s->n_token, s->seconds)));
-    json_object_set_new(o, "tflops", real(1e-12 * rate(f.model, s->seconds)));
-    json_object_set_new(o, "tflops_with_attention", real(1e-12 * rate(f.attention, s->seconds)));
-    json_object_set_new(o, "tflops_hardware", real(1e-12 * rate(f.hardware, s->seconds)));
-    json_object_set_new(o, "mfu_percent", peak > 0 ? real(100 * rate(f.attention, s->seconds) / peak) : json_null());
-    json_object_set_new(o, "idle_percent", real(idle_percent(a)));
+        json_object_set_new(idle, fb_cause_str(c), fb_json_real(100 * rate(a->idle[c], window)));
+    json_object_set_new(o, "seconds", fb_json_real(s->seconds));
+    json_object_set_new(o, "tokens_per_second", fb_json_real(rate((double)s->n_token, s->seconds)));
+    json_object_set_new(o, "tflops", fb_json_real(1e-12 * rate(f.model, s->seconds)));
+    json_object_set_new(o, "tflops_with_attention", fb_json_real(1e-12 * rate(f.attention, s->seconds)));
+    json_object_set_new(o, "tflops_hardware", fb_json_real(1e-12 * rate(f.hardware, s->seconds)));
+    json_object_set_new(o, "mfu_percent", peak > 0 ? fb_json_real(100 * rate(f.attention, s->seconds) / peak) : json_null());
+    json_object_set_new(o, "idle_percent", fb_json_real(idle_percent(a)));
     json_object_set_new(o, "idle_percent_by_cause", idle);
-    json_object_set_new(o, "h2d_gb_per_second", real(1e-9 * rate((double)a->h2d_size, window)));
-    json_object_set_new(o, "d2h_gb_per_second", real(1e-9 * rate((double)a->d2h_size, window)));
-    json_object_set_new(o, "dram_gb_per_second", real(1e-9 * rate(host_traffic(b, a), window)));
-    json_object_set_new(o, "h2d_gb_per_second_while_copying", real(1e-9 * rate((double)a->h2d_size, a->h2d)));
-    json_object_set_new(o, "d2h_gb_per_second_while_copying", real(1e-9 * rate((double)a->d2h_size, a->d2h)));
-    json_object_set_new(o, "update_worker_seconds", real(a->update));
-    json_object_set_new(o, "window_seconds", real(window));
+    json_object_set_new(o, "h2d_gb_per_second", fb_json_real(1e-9 * rate((double)a->h2d_size, window)));
+    json_object_set_new(o, "d2h_gb_per_second", fb_json_real(1e-9 * rate((double)a->d2h_size, window)));
+    json_object_set_new(o, "dram_gb_per_second", fb_json_real(1e-9 * rate(host_traffic(b, a), window)));
+    json_object_set_new(o, "h2d_gb_per_second_while_copying", fb_json_real(1e-9 * rate((double)a->h2d_size, a->h2d)));
+    json_object_set_new(o, "d2h_gb_per_second_while_copying", fb_json_real(1e-9 * rate((double)a->d2h_size, a->d2h)));
+    json_object_set_new(o, "update_worker_seconds", fb_json_real(a->update));
+    json_object_set_new(o, "window_seconds", fb_json_real(window));
     return o;
 }
 
@@ -334,8 +329,8 @@ static fb_status report_json(const bench *b, fb_error *err)
     json_t *steps = json_array();
     for (uint32_t i = 0; i < b->n_step; i++) {
         json_t *one = figures(b, &b->steps[i]);
-        json_object_set_new(one, "loss", real(b->steps[i].loss));
-        json_object_set_new(one, "grad_norm", real(b->steps[i].grad_norm));
+        json_object_set_new(one, "loss", fb_json_real(b->steps[i].loss));
+        json_object_set_new(one, "grad_norm", fb_json_real(b->steps[i].grad_norm));
         json_object_set_new(one, "counted", json_boolean(i >= b->n_warm));
         json_array_append_new(steps, one);
     }
@@ -344,26 +339,14 @@ static fb_status report_json(const bench *b, fb_error *err)
         "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
         "compute_dtype", fb_dtype_hf_str(s->act), "tokens_per_step", (json_int_t)b->steps[0].n_token,
         "micro_batches", (int)b->n_micro, "passes", (int)s->plan.n_pass, "slots", (int)s->plan.slots,
-        "block_inputs_on_host", s->plan.inputs_on_host, "peak_tflops", s->info.peak_flops > 0 ? real(1e-12 * s->info.peak_flops) : json_null(),
-        "median", figures(b, &m), "steps", steps, "memory", memory_json(b), "start_up_seconds", real(b->start_up),
+        "block_inputs_on_host", s->plan.inputs_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
+        "median", figures(b, &m), "steps", steps, "memory", memory_json(b), "start_up_seconds", fb_json_real(b->start_up),
         "spans_lost", (json_int_t)m.time.n_lost, "options", options ? json_loads(options, 0, NULL) : NULL);
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
-    json_decref(root);
     free(options);
-    if (!text)
-        return fb_fail(err, FB_NOMEM, "bench: no memory for the report");
-    if (b->sink && b->sink->say) /* of any length: not through a fixed buffer */
-        b->sink->say(b->sink->ctx, FB_SAY_RESULT, text);
-    free(text);
-    return FB_OK;
+    return fb_say_json(b->sink, root, err);
 }
 
 /* ---- set-up ---- */
-
-static void pass_on_warning(void *ctx, const char *sentence)
-{
-    fb_say(ctx, FB_SAY_WARNING, "%s", sentence);
-}
 
 /* The bench's own defaults come first: of one key the last word counts. */
 static fb_status read_options(fb_options *o, const fb_bench_request *r, const fb_sink *sink, fb_error *err)
@@ -376,7 +359,7 @@ static fb_status read_options(fb_options *o, const fb_bench_request *r, const fb
     memcpy(all, defaults, sizeof defaults);
     for (int i = 0; i < r->n_override; i++)
         all[FB_COUNT(defaults) + (size_t)i] = r->overrides[i];
-    fb_status st = fb_options_read(o, NULL, all, n, pass_on_warning, (void *)sink, err);
+    fb_status st = fb_options_read(o, NULL, all, n, fb_say_warning, (void *)sink, err);
     free(all);
     return st;
 }

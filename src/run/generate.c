@@ -248,11 +248,6 @@ done:
     return st;
 }
 
-static void warn(void *ctx, const char *sentence)
-{
-    fb_say(ctx, FB_SAY_WARNING, "%s", sentence);
-}
-
 fb_status fb_generate(const char *model_dir, const char *prompt, const char *const *overrides, int n_override,
                       const fb_sink *sink, fb_error *err)
 {
@@ -260,7 +255,7 @@ fb_status fb_generate(const char *model_dir, const char *prompt, const char *con
     generator g = { .sink = sink, .r = { .max_new_tokens = 256, .top_p = 1 } };
     for (int i = 0; i < n_override; i++)
         FB_TRY(read_override(&g.r, overrides[i], err));
-    FB_TRY(fb_options_read(&g.options, NULL, g.r.rest, g.r.n_rest, warn, (void *)sink, err));
+    FB_TRY(fb_options_read(&g.options, NULL, g.r.rest, g.r.n_rest, fb_say_warning, (void *)sink, err));
     FB_TRY(fb_session_open(&g.session, model_dir, err));
     FB_TRY(encode_prompt(&g, model_dir, prompt, err));
     FB_TRY(start_model(&g, err));

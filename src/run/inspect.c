@@ -1,7 +1,5 @@
 /* inspect.c - `forebay inspect`: what a checkpoint's folder holds, tensor by tensor. */
-#include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "model/manifest.h"
 #include "run/sink.h"
@@ -63,14 +61,7 @@ fb_status fb_inspect(const char *model_dir, bool json, const fb_sink *sink, fb_e
         to_text(&m, set, sink);
         goto done;
     }
-    json_t *root = to_json(&m, set);
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
-    json_decref(root);
-    if (!text)
-        FB_TRY(fb_fail(err, FB_NOMEM, "inspect: no memory for the report"));
-    if (sink && sink->say) /* of any length: not through a fixed buffer */
-        sink->say(sink->ctx, FB_SAY_RESULT, text);
-    free(text);
+    FB_TRY(fb_say_json(sink, to_json(&m, set), err));
 done:
     fb_shard_set_close(set);
     fb_manifest_free(&m);

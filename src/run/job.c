@@ -4,11 +4,6 @@
 
 #include "run/sink.h"
 
-static void pass_on_warning(void *ctx, const char *sentence)
-{
-    fb_say(ctx, FB_SAY_WARNING, "%s", sentence);
-}
-
 fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *overrides, int n_override,
                       const fb_sink *sink, fb_error *err)
 {
@@ -16,7 +11,7 @@ fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *
     if (!j)
         return fb_fail(err, FB_NOMEM, "no memory for a job");
     j->sink = sink ? *sink : (fb_sink){ 0 };
-    fb_status st = fb_options_read(&j->options, config_path, overrides, n_override, pass_on_warning, &j->sink, err);
+    fb_status st = fb_options_read(&j->options, config_path, overrides, n_override, fb_say_warning, &j->sink, err);
     if (st != FB_OK) {
         free(j);
         return st;

@@ -1,8 +1,5 @@
 /* plan_report.c - `forebay plan`: the byte ledger of a config, before anything is allocated. */
-#include <jansson.h>
-#include <stdlib.h>
-#include <time.h>
-
+#include "base/clock.h"
 #include "run/dataset.h"
 #include "run/job.h"
 #include "run/session.h"
@@ -11,13 +8,6 @@
 /* ---- how fast this machine multiplies: a short look, so that the step's time is of the right order ---- */
 
 enum { LOOK_SIZE = 768, LOOK_RUNS = 6 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Floating-point operations a second, the best of a few matrix products; the first warms up. */
 static fb_status look_at_rate(double *rate, const fb_options *o, fb_error *err)
@@ -35,11 +25,11 @@ static fb_status look_at_rate(double *rate, const fb_options *o, fb_error *err)
     FB_TRY(d->ops->fill_zero(d, FB_STREAM_COMPUTE, mem, 3 * n * n * sizeof(float), err));
     for (int i = 0; i < LOOK_RUNS; i++) {
         FB_TRY(d->ops->sync(d, FB_STREAM_COMPUTE, err));
-        double before = now();
+        double before = fb_clock();
         FB_TRY(d->kernels->matmul_nt(d, &(fb_matmul_nt){ .act = FB_F32, .y_dtype = FB_F32, .m = LOOK_SIZE, .n = LOOK_SIZE,
             .k = LOOK_SIZE, .x = x, .x_ld = n, .w = x + n * n, .w_ld = n, .y = x + 2 * n * n, .y_ld = n }, err));
         FB_TRY(d->ops->sync(d, FB_STREAM_COMPUTE, err));
-        double seen = 2.0 * (double)(n * n * n) / (now() - before);
+        double seen = 2.0 * (double)(n * n * n) / (fb_clock() - before);
         *rate = i && seen > *rate ? seen : *rate;
     }
 done:
@@ -65,13 +55,7 @@ static fb_status report_json(const fb_session *s, double step_seconds, const fb_
         "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
         (json_int_t)p->device_bytes, "step_seconds", step_seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
         "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
-    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
-    json_decref(root);
-    if (!text)
-        return fb_fail(err, FB_NOMEM, "plan: no memory for the report");
-    fb_say(sink, FB_SAY_RESULT, "%s", text);
-    free(text);
-    return FB_OK;
+    return fb_say_json(sink, root, err);
 }
 
 static void report_side(const char *title, const fb_region *r, int n, uint64_t total, const fb_sink *sink)

@@ -2,9 +2,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "config/parse.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
@@ -27,7 +27,7 @@ typedef struct trainer {
     fb_lr             lr;
     fb_progress       at;
     fb_dtype          save_dtype;
-    struct timespec   started;
+    double            started;
     double            elapsed_before;   /* by earlier starts of this run */
     double            loss_sum;         /* since the last line */
     uint64_t          n_learned;
@@ -38,9 +38,7 @@ enum { TRACE_STEPS = 8 }; /* the newest, enough to see a pattern */
 
 static double elapsed(const trainer *t)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return t->elapsed_before + (double)(now.tv_sec - t->started.tv_sec) + 1e-9 * (double)(now.tv_nsec - t->started.tv_nsec);
+    return t->elapsed_before + fb_clock() - t->started;
 }
 
 /* ---- set-up ---- */
@@ -157,7 +155,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     char resume[FB_PATH_SIZE];
     fb_session_request r = { .options = o, .train = true, .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
-    clock_gettime(CLOCK_MONOTONIC, &t->started);
+    t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
     FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
@@ -215,26 +213,20 @@ static json_t *common_fields(const trainer *t)
                      100.0 * (double)t->at.data_step / (double)t->at.total_steps);
 }
 
-/* JSON has no infinity: a number that is not finite is written as null. */
-static json_t *real(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double step_seconds, fb_error *err)
 {
     double seconds = elapsed(t), done = (double)t->at.data_step;
     json_t *line = common_fields(t);
     double mean = t->n_learned ? t->loss_sum / (double)t->n_learned : NAN;
-    json_object_set_new(line, "loss", real(mean));
-    json_object_set_new(line, "grad_norm", real(r->grad_norm));
-    json_object_set_new(line, "learning_rate", real(lr));
+    json_object_set_new(line, "loss", fb_json_real(mean));
+    json_object_set_new(line, "grad_norm", fb_json_real(r->grad_norm));
+    json_object_set_new(line, "learning_rate", fb_json_real(lr));
     json_object_set_new(line, "tokens", json_integer((json_int_t)r->n_learned));
     json_object_set_new(line, "tokens_all", json_integer((json_int_t)r->n_token));
-    json_object_set_new(line, "step_time", real(step_seconds));
-    json_object_set_new(line, "tokens_per_second", real((double)r->n_token / step_seconds));
-    json_object_set_new(line, "elapsed_time", real(seconds));
-    json_object_set_new(line, "remaining_time", real((seconds - t->elapsed_before) / (double)(t->at.data_step > 0 ? done : 1)
+    json_object_set_new(line, "step_time", fb_json_real(step_seconds));
+    json_object_set_new(line, "tokens_per_second", fb_json_real((double)r->n_token / step_seconds));
+    json_object_set_new(line, "elapsed_time", fb_json_real(seconds));
+    json_object_set_new(line, "remaining_time", fb_json_real((seconds - t->elapsed_before) / (double)(t->at.data_step > 0 ? done : 1)
                                                      * ((double)t->at.total_steps - done)));
     json_object_set_new(line, "skipped", json_boolean(!r->updated));
     fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s", (unsigned long long)t->at.data_step,
@@ -252,9 +244,9 @@ static fb_status evaluate(trainer *t, fb_error *err)
     if (st != FB_OK)
         return st;
     json_t *line = common_fields(t);
-    json_object_set_new(line, "eval_loss", real(loss));
+    json_object_set_new(line, "eval_loss", fb_json_real(loss));
     json_object_set_new(line, "eval_tokens", json_integer((json_int_t)n));
-    json_object_set_new(line, "elapsed_time", real(elapsed(t)));
+    json_object_set_new(line, "elapsed_time", fb_json_real(elapsed(t)));
     fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  eval_loss %.4f (%llu tokens)", (unsigned long long)t->at.data_step,
            (unsigned long long)t->at.total_steps, loss, (unsigned long long)n);
     return fb_trainlog_write(&t->log, line, err);

@@ -208,7 +208,7 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     const fb_plan *p = &e->plan;
     uint32_t n_rope = fb_engine_rope_is_dynamic(e) ? e->o.n_micro : 1;
-    uint64_t slab_size = (p->slab_elems * fb_dtype_size(e->o.act) + 255) / 256 * 256;
+    uint64_t slab_size = fb_align(p->slab_elems * fb_dtype_size(e->o.act));
     uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double);
     uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + rows + sums;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

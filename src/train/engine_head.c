@@ -22,8 +22,8 @@ static head_place place_head(const fb_engine *e)
         .d_table = tied ? table_acc + embed->offset[FB_ROLE_EMBED] : table_acc + last->offset[FB_ROLE_HEAD],
         .logits = e->arena + e->plan.loss_offset,
     };
-    uint64_t logits = ((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * sizeof(float) + 255) / 256 * 256;
-    uint64_t d_logits = ((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * size + 255) / 256 * 256;
+    uint64_t logits = fb_align((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * sizeof(float));
+    uint64_t d_logits = fb_align((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * size);
     p.d_logits = copied ? p.logits + logits : p.logits;
     p.x = p.logits + logits + (copied ? d_logits : 0);
     p.h = p.x + e->plan.input_size;

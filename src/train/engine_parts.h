@@ -12,6 +12,7 @@
 #define FB_TRAIN_ENGINE_PARTS_H
 
 #include "train/engine.h"
+#include "base/align.h"
 #include "sched/schedule.h"
 #include "train/inputs.h"
 #include "train/layer.h"

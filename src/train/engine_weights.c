@@ -37,7 +37,7 @@ done:
 /* The head's slot: the last block's extent, then, when tied, the embedding's. */
 uint64_t fb_engine_head_extent_size(const fb_engine *e)
 {
-    return (e->m->blocks[e->m->n_block - 1].extent * fb_dtype_size(e->o.act) + 255) / 256 * 256;
+    return fb_align(e->m->blocks[e->m->n_block - 1].extent * fb_dtype_size(e->o.act));
 }
 
 fb_status fb_engine_load_head(fb_engine *e, fb_error *err)

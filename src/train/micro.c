@@ -3,24 +3,20 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/align.h"
 #include "io/tokens.h"
-
-static uint64_t pad(uint64_t size)
-{
-    return (size + 255) / 256 * 256;
-}
 
 enum { N_WORD_ARRAY = 7 };
 
 uint64_t fb_micro_size(uint32_t t_max)
 {
-    return N_WORD_ARRAY * pad(sizeof(uint32_t) * ((uint64_t)t_max + 1)) + pad(sizeof(fb_span) * (uint64_t)t_max);
+    return N_WORD_ARRAY * fb_align(sizeof(uint32_t) * ((uint64_t)t_max + 1)) + fb_align(sizeof(fb_span) * (uint64_t)t_max);
 }
 
 fb_micro_arrays fb_micro_at(void *base, uint32_t t_max)
 {
     unsigned char *at = base;
-    uint64_t word = pad(sizeof(uint32_t) * ((uint64_t)t_max + 1));
+    uint64_t word = fb_align(sizeof(uint32_t) * ((uint64_t)t_max + 1));
     fb_micro_arrays a;
     uint32_t **const arrays[N_WORD_ARRAY] = { &a.id, &a.position, &a.learn_index, &a.target,
                                               &a.embed_id, &a.embed_start, &a.embed_order };
