@@ -1,5 +1,6 @@
 #include "run/checkpoint.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,24 +19,10 @@ enum { PIECE = 1 << 16, STATE_SIZE_MAX = 64 << 20 };
 static const char optimizer_file[] = "optimizer.safetensors";
 static const char state_file[] = "trainer_state.json";
 static const char *const prefixes[] = { "w.", "m.", "v." };
+static const fb_plan_host_region parts[] = { FB_HOST_WEIGHTS, FB_HOST_M, FB_HOST_V };
+static_assert(FB_COUNT(parts) == FB_COUNT(prefixes), "a part without a prefix");
 
 /* ---- masters and moments ---- */
-
-static void read_piece(const fb_state *s, size_t kind, const fb_param *p, uint64_t at, uint64_t n, float *out)
-{
-    if (kind == 0)
-        fb_state_read(s, p->block, p->offset + at, n, out);
-    else
-        memcpy(out, fb_state_at(s, kind == 1 ? FB_HOST_M : FB_HOST_V, p->block, p->offset + at), n * sizeof *out);
-}
-
-static void write_piece(fb_state *s, size_t kind, const fb_param *p, uint64_t at, uint64_t n, const float *in)
-{
-    if (kind == 0)
-        fb_state_write(s, p->block, p->offset + at, n, in);
-    else
-        memcpy(fb_state_at(s, kind == 1 ? FB_HOST_M : FB_HOST_V, p->block, p->offset + at), in, n * sizeof *in);
-}
 
 static void tensor_name(char name[FB_NAME_SIZE + 2], size_t kind, const fb_param *p)
 {
@@ -63,7 +50,7 @@ static fb_status write_optimizer(const fb_state *s, const char *dir, fb_error *e
             const fb_param *p = &m->params[i];
             for (uint64_t at = 0, n = p->rows * p->cols, k; at < n; at += k) {
                 k = n - at < PIECE ? n - at : PIECE;
-                read_piece(s, kind, p, at, k, piece);
+                FB_TRY(fb_state_get(s, parts[kind], p->block, p->offset + at, k, piece, err));
                 FB_TRY(fb_shard_writer_append(w, piece, k * sizeof *piece, err));
             }
         }
@@ -107,7 +94,7 @@ fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err)
                     if (!isfinite(piece[j]))
                         FB_TRY(fb_fail(err, FB_INPUT, "%s: '%s' is not finite at element %llu; the checkpoint is damaged", path,
                                        name, (unsigned long long)(at + j)));
-                write_piece(s, kind, p, at, k, piece);
+                FB_TRY(fb_state_put(s, parts[kind], p->block, p->offset + at, k, piece, err));
             }
         }
 done:

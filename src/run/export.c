@@ -66,7 +66,7 @@ fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const v
         const fb_param *p = &m->params[i];
         for (uint64_t at = 0, n = p->rows * p->cols, k; at < n; at += k) {
             k = n - at < PIECE ? n - at : PIECE;
-            read(ctx, p, at, k, f);
+            FB_TRY(read(ctx, p, at, k, f, err));
             fb_from_f32(converted, dtype, f, k);
             FB_TRY(fb_shard_writer_append(w, converted, k * fb_dtype_size(dtype), err));
         }
@@ -80,9 +80,9 @@ done:
     return st;
 }
 
-static void read_master(const void *state, const fb_param *p, uint64_t first, uint64_t n, float *out)
+static fb_status read_master(const void *state, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err)
 {
-    fb_state_read(state, p->block, p->offset + first, n, out);
+    return fb_state_get(state, FB_HOST_WEIGHTS, p->block, p->offset + first, n, out, err);
 }
 
 fb_status fb_export_model(const fb_state *s, const char *source_dir, const char *out_dir, fb_dtype dtype, fb_error *err)

@@ -34,10 +34,12 @@ static const fb_tensor *tensor_of(const source *s, const fb_param *p)
     return master && master->size == p->rows * p->cols * fb_dtype_size(master->dtype) ? master : fb_shard_set_find(s->set, p->name);
 }
 
-static void read_tensor(const void *ctx, const fb_param *p, uint64_t first, uint64_t n, float *out)
+static fb_status read_tensor(const void *ctx, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err)
 {
+    (void)err;
     const fb_tensor *t = tensor_of(ctx, p);
     fb_to_f32(out, (const unsigned char *)t->data + first * fb_dtype_size(t->dtype), t->dtype, n);
+    return FB_OK;
 }
 
 fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char *save_dtype, const fb_sink *sink, fb_error *err)

@@ -119,6 +119,33 @@ void fb_state_write(fb_state *s, uint32_t block, uint64_t first, uint64_t n, con
     }
 }
 
+bool fb_state_on_device(const fb_state *s, uint32_t block)
+{
+    (void)s;
+    (void)block;
+    return false;
+}
+
+fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err)
+{
+    (void)err;
+    if (part == FB_HOST_WEIGHTS)
+        fb_state_read(s, block, first, n, out);
+    else
+        memcpy(out, fb_state_at(s, part, block, first), n * sizeof *out);
+    return FB_OK;
+}
+
+fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err)
+{
+    (void)err;
+    if (part == FB_HOST_WEIGHTS)
+        fb_state_write(s, block, first, n, in);
+    else
+        memcpy(fb_state_at(s, part, block, first), in, n * sizeof *in);
+    return FB_OK;
+}
+
 typedef struct load {
     fb_state        *state;
     const fb_param  *param;

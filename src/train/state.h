@@ -37,7 +37,15 @@ void      fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team);
 /* Host address of element `first` of a block, in a component whose elements have `size` bytes. */
 void *fb_state_at(const fb_state *s, fb_plan_host_region component, uint32_t block, uint64_t first);
 
-/* n master weights of a block from element first, as exact float32; and back. */
+/* Whether the block's state lives on the device; it then has no host address. */
+bool fb_state_on_device(const fb_state *s, uint32_t block);
+
+/* n elements of a block, wherever it lives: FB_HOST_WEIGHTS is the exact float32 master, FB_HOST_M and _V are the moments; and
+ * back.  The state is settled, and the thread is the one that calls the device. */
+fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err);
+fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err);
+
+/* Of a block that lives on the host: n master weights from element first, as exact float32; and back.  Any thread. */
 void fb_state_read(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, float *out);
 void fb_state_write(fb_state *s, uint32_t block, uint64_t first, uint64_t n, const float *in);
 
