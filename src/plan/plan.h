@@ -58,7 +58,8 @@ typedef struct fb_plan_request {
     X(M, "first moments")              X(V, "second moments")                         \
     X(GRADIENTS, "gradients")          X(ACCUMULATORS, "gradients between passes, fp32") \
     X(SLABS, "gradient slabs")         X(STAGING, "embedding rows")                   \
-    X(INPUTS, "block inputs")          X(ROWS, "embedding gradients between passes")  \
+    X(INPUTS, "block inputs")          X(SAVED, "saved activations")                  \
+    X(ROWS, "embedding gradients between passes")                                     \
     X(BATCH, "batch")                  X(WINDOW, "window onto resident state")        \
     X(SAVE_BUFFER, "save buffer")      X(RUNTIME, "runtime and libraries")
 
@@ -69,9 +70,11 @@ typedef enum { FB_PLAN_HOST_MAP(FB_PLAN_ENUM_H) FB_HOST_COUNT } fb_plan_host_reg
 #undef FB_PLAN_ENUM_D
 #undef FB_PLAN_ENUM_H
 
-/* Buffers that go round when block inputs live on the host (train/inputs.h): one being written, one leaving or
- * arriving, one to be ahead by. */
+/* Buffers that go round when what is kept lives on the host (train/inputs.h): one being written, one leaving or arriving,
+ * one to be ahead by. */
 enum { FB_INPUT_SPARES = 3 };
+/* Elements of a resident block that the host reads or writes at a time. */
+enum { FB_WINDOW_ELEMS = 4 << 20 };
 
 typedef struct fb_region {
     const char *name;
@@ -81,16 +84,17 @@ typedef struct fb_region {
 typedef struct fb_plan {
     fb_region device[FB_DEV_COUNT], host[FB_HOST_COUNT];
     uint64_t  device_bytes, host_bytes;
-    fb_layout layout;           /* slots and n_pass as they came out */
+    fb_layout layout;           /* slots, n_pass, n_rich as they came out */
+    fb_dtype  act;
+    bool      train, clip;
     uint32_t  t_max;            /* tokens a micro-batch holds at most */
     uint32_t  micro_per_pass;
     uint32_t  loss_rows;        /* rows of logits at a time: a function of vocabulary and back end alone */
     uint32_t  n_acc;            /* layer gradient accumulators */
     uint32_t  n_slab;
-    uint32_t  n_input;          /* buffers on the device for block inputs; kept_on_host: with what a layer keeps behind each */
+    uint32_t  n_input;          /* buffers on the device for block inputs */
     uint64_t  slot_size, head_size, input_size, acc_size, slab_elems, out_elems;
     uint64_t  saved_size, rich_size; /* what a layer keeps for a micro-batch beside its input, in either policy */
-    uint64_t  input_stride, kept_stride; /* of buffers on the device; of what a layer and micro-batch keep on the host */
     uint64_t  meta_size, rope_size; /* of one micro-batch / one table */
     uint64_t  loss_offset;      /* of the head's scratch: it shares the layers' */
     uint64_t  cache_size, cache_k_offset; /* of one layer; 0: no cache */
@@ -120,8 +124,18 @@ static inline bool fb_plan_at_home(const fb_plan *p, const fb_manifest *m, uint3
     return block == 0 ? p->layout.home_embed : block + 1 == m->n_block ? p->layout.home_head : block <= p->layout.home_layers;
 }
 
-/* Whether a block's fp32 accumulator has a place of its own on the device for the whole step; otherwise blocks take turns. */
-bool fb_plan_has_accumulator(const fb_plan *p, const fb_manifest *m, uint32_t block);
+/* What blocks own on the device for the whole run. */
+typedef enum {
+    FB_OWN_STATE,       /* at home there: HOME_WEIGHTS, HOME_REMAINDERS, HOME_M, HOME_V */
+    FB_OWN_GRADIENT,    /* at home, the gradient waiting for the norm, rounded: HOME_GRADIENTS */
+    FB_OWN_ACCUMULATOR  /* an fp32 accumulator that others do not share: BLOCK_ACC */
+} fb_own;
+
+bool     fb_plan_owns(const fb_plan *p, const fb_manifest *m, fb_own what, uint32_t block);
+/* Elements that the blocks before this one own; of block n_block: all of them. */
+uint64_t fb_plan_owned_before(const fb_plan *p, const fb_manifest *m, fb_own what, uint32_t block);
+/* Where a layer's kept values lie among those of the pass (kept_on_host: on the host), bytes. */
+uint64_t fb_plan_saved_offset(const fb_plan *p, uint32_t n_layer, uint32_t layer, uint32_t micro);
 
 /* Floating-point operations of a full step: 6 per weight and token (8 when the forward is run again), the same for
  * causal attention's products, rows being full. */

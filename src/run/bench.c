@@ -259,10 +259,10 @@ static void introduce(const bench *b, bool json)
            s->manifest.cfg.n_layer, s->shards ? "the checkpoint's weights" : "random weights", fb_dtype_hf_str(s->act),
            s->device->ops->name, s->info.name);
     fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s in %u pass%s; %u of %u layers have a slot; recompute %s; block "
-           "inputs on the %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro, b->n_micro > 1 ? "es" : "", s->plan.n_pass,
-           s->plan.n_pass > 1 ? "es" : "", s->plan.slots, s->manifest.cfg.n_layer,
+           "inputs on the %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro, b->n_micro > 1 ? "es" : "", s->plan.layout.n_pass,
+           s->plan.layout.n_pass > 1 ? "es" : "", s->plan.layout.slots, s->manifest.cfg.n_layer,
            b->o->recompute == FB_RECOMPUTE_NONE ? "none" : b->o->recompute == FB_RECOMPUTE_FULL ? "full" : "selective",
-           s->plan.inputs_on_host ? "host" : "device", b->o->max_grad_norm > 0 ? "exact" : "off");
+           s->plan.layout.kept_on_host ? "host" : "device", b->o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 
@@ -338,8 +338,8 @@ static fb_status report_json(const bench *b, fb_error *err)
     json_t *root = json_pack("{s:s, s:I, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:o*}",
         "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
         "compute_dtype", fb_dtype_hf_str(s->act), "tokens_per_step", (json_int_t)b->steps[0].n_token,
-        "micro_batches", (int)b->n_micro, "passes", (int)s->plan.n_pass, "slots", (int)s->plan.slots,
-        "block_inputs_on_host", s->plan.inputs_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
+        "micro_batches", (int)b->n_micro, "passes", (int)s->plan.layout.n_pass, "slots", (int)s->plan.layout.slots,
+        "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
         "median", figures(b, &m), "steps", steps, "memory", memory_json(b), "start_up_seconds", fb_json_real(b->start_up),
         "spans_lost", (json_int_t)m.time.n_lost, "options", options ? json_loads(options, 0, NULL) : NULL);
     free(options);

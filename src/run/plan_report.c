@@ -54,7 +54,7 @@ static fb_status report_json(const fb_session *s, double step_seconds, const fb_
     json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i}", "fits", short_of == NULL,
         "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
         (json_int_t)p->device_bytes, "step_seconds", step_seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
-        "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
+        "slots", (int)p->layout.slots, "passes", (int)p->layout.n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
     return fb_say_json(sink, root, err);
 }
 
@@ -76,7 +76,7 @@ static void report_text(const fb_session *s, double step_seconds, const fb_optio
            (double)(p->host[FB_HOST_WEIGHTS].size + p->host[FB_HOST_REMAINDERS].size + p->host[FB_HOST_M].size
                     + p->host[FB_HOST_V].size + p->host[FB_HOST_GRADIENTS].size) / (double)m->n_weight);
     fb_say(sink, FB_SAY_RESULT, "%u of %u layers have a slot; %u micro-batches of at most %u tokens in %u pass%s a step; clipping %s",
-           p->slots, m->cfg.n_layer, p->micro_per_pass * p->n_pass, p->t_max, p->n_pass, p->n_pass > 1 ? "es" : "",
+           p->layout.slots, m->cfg.n_layer, p->micro_per_pass * p->layout.n_pass, p->t_max, p->layout.n_pass, p->layout.n_pass > 1 ? "es" : "",
            o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(sink, FB_SAY_RESULT, "about %.2g s a step, by the products alone, at the rate of a short look at this machine", step_seconds);
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, sink);

@@ -60,21 +60,20 @@ fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *
 {
     fb_status st = FB_OK;
     const fb_options *o = r->options;
-    const fb_model_config *c = &s->manifest.cfg;
     if (!s->device)
         FB_TRY(open_device(s, o, err));
     s->act = o->compute_dtype == FB_DTYPE_AUTO ? s->info.dtype : (fb_dtype)o->compute_dtype;
     uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
     fb_plan_request p = {
-        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .recompute = (fb_recompute)o->recompute,
-        .slots = o->slots, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
+        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
         .unified = s->info.unified, .logits_size = s->info.logits_size,
-        .attention_scratch = s->device->kernels->attention_scratch(r->row_len * r->micro_rows, c->n_head, c->head_dim),
+        .attention_scratch = s->device->kernels->attention_scratch,
         .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
         .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
-    s->step_flops = fb_plan_step_flops(&p);
-    st = fb_plan_build(&s->plan, &p, err);
+    fb_layout l = { .n_pass = 1, .slots = o->slots, .recompute = (fb_recompute)o->recompute, .rich = (fb_recompute)o->recompute };
+    s->step_flops = fb_plan_step_flops(&p, &l);
+    st = fb_plan_build(&s->plan, &p, &l, err);
 done:
     return st;
 }
@@ -97,7 +96,7 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     uint32_t update_threads = o->update_threads ? o->update_threads : n_core;
     if (r->trace_steps)
         FB_TRY(fb_trace_new(&s->trace, &(fb_trace_options){ .device = s->device, .n_span = fb_engine_trace_spans(&s->plan, &s->manifest),
-            .n_block = s->manifest.n_block, .n_slot = s->plan.slots, .n_worker = update_threads, .n_step = r->trace_steps }, err));
+            .n_block = s->manifest.n_block, .n_slot = s->plan.layout.slots, .n_worker = update_threads, .n_step = r->trace_steps }, err));
     FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
         .team = s->team, .act = s->act, .recompute = (fb_recompute)o->recompute, .train = r->train,
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,

@@ -192,11 +192,11 @@ static void introduce(const trainer *t)
     fb_say(t->sink, FB_SAY_PROGRESS, "model: %s, %.1f M parameters, %u layers; %s on %s, updates by %s", m->cfg.arch->hf_name,
            (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->info.name, fb_adamw_selected());
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB; %u of %u layers have a slot), host %.1f MiB",
-           (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, s->plan.slots,
+           (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, s->plan.layout.slots,
            m->cfg.n_layer, (double)s->plan.host_bytes / 0x1p20);
     fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step in %u pass%s",
            (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch,
-           (t->session.plan.micro_per_pass * t->session.plan.n_pass), t->session.plan.n_pass, t->session.plan.n_pass > 1 ? "es" : "");
+           (t->session.plan.micro_per_pass * t->session.plan.layout.n_pass), t->session.plan.layout.n_pass, t->session.plan.layout.n_pass > 1 ? "es" : "");
 }
 
 /* ---- lines ---- */

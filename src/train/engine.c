@@ -179,7 +179,7 @@ uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
     uint64_t visits = 2 * (uint64_t)m->cfg.n_layer + 3, k = plan->micro_per_pass;
     uint64_t piece = plan->out_elems < plan->slab_elems ? plan->out_elems : plan->slab_elems;
     uint64_t pieces = m->extent / piece + 2 * (uint64_t)m->n_block;
-    uint64_t n = plan->n_pass * (visits * (3 * k + 8) + 4 * k) + 4 * pieces;
+    uint64_t n = plan->layout.n_pass * (visits * (3 * k + 8) + 4 * k) + 4 * pieces;
     return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
 }
 
@@ -250,7 +250,7 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     e->trace = o->trace;
     const fb_model_config *c = &e->m->cfg;
     e->shape = (fb_layer_shape){ c, o->act, e->k->attention_scratch(e->plan.t_max, c->n_head, c->head_dim) };
-    e->n_slot = e->plan.slots;
+    e->n_slot = e->plan.layout.slots;
     e->slots = calloc(e->n_slot, sizeof *e->slots);
     e->device_slots = calloc(e->n_slot, sizeof *e->device_slots);
     e->layer_state = calloc(c->n_layer, sizeof *e->layer_state);

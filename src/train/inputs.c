@@ -25,7 +25,7 @@ fb_status fb_inputs_init(fb_inputs *in, const fb_plan *plan, fb_device *device, 
     fb_status st = FB_OK;
     *in = (fb_inputs){
         .device = device, .buffers = arena + plan->device[FB_DEV_INPUTS].offset, .dx = arena + plan->device[FB_DEV_DX].offset,
-        .host = host, .size = plan->input_size, .n_layer = n_layer, .k = plan->micro_per_pass, .on_host = plan->inputs_on_host,
+        .host = host, .size = plan->input_size, .n_layer = n_layer, .k = plan->micro_per_pass, .on_host = plan->layout.kept_on_host,
         .n_buffer = plan->n_input,
     };
     in->current = calloc(in->k, sizeof *in->current);

@@ -45,7 +45,7 @@ static void plan_passes(engine_rig *r, uint32_t n_pass, bool inputs_on_host)
     for (;;) {
         if (fb_session_plan(&r->session, &r->request, &err) != FB_OK)
             fail_msg("%s", err.msg);
-        if (!n_pass || (p->n_pass == n_pass && p->inputs_on_host >= inputs_on_host))
+        if (!n_pass || (p->layout.n_pass == n_pass && p->layout.kept_on_host >= inputs_on_host))
             break;
         r->options.hbm_budget = p->device_bytes - 1;
     }
@@ -357,7 +357,7 @@ static void the_need_is_enough_and_a_byte_less_is_not(void **unused)
     expect_failure(err.status, FB_NOFIT, &err, "hbm_budget");
     r.options.hbm_budget++;
     assert_int_equal(fb_session_plan(&r.session, &r.request, &err), FB_OK);
-    assert_int_equal(r.session.plan.n_pass, RIG_MICROS);
+    assert_int_equal(r.session.plan.layout.n_pass, RIG_MICROS);
     assert_int_equal(fb_session_start(&r.session, &r.request, &err), FB_OK); /* the device holds no byte more than that */
     assert_int_equal(rig_step(&r, 0, RIG_MICROS, &s, &err), FB_OK);
     rig_stop(&r);

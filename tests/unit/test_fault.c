@@ -103,7 +103,7 @@ static fb_status start_and_step(engine_rig *r, const layout *l, fb_error *err)
     fb_step_result s;
     FB_TRY(fb_session_open(&r->session, temp_dir, err));
     FB_TRY(fb_session_plan(&r->session, &r->request, err));
-    while (l->tight && (r->session.plan.n_pass < 2 || !r->session.plan.inputs_on_host)) {
+    while (l->tight && (r->session.plan.layout.n_pass < 2 || !r->session.plan.layout.kept_on_host)) {
         r->options.hbm_budget = r->session.plan.device_bytes - 1;
         FB_TRY(fb_session_plan(&r->session, &r->request, err));
     }

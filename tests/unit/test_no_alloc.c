@@ -157,7 +157,7 @@ static void steps_allocate_nothing(const tiny_model *model, const char *const *o
     rig_options(&r, overrides);
     assert_int_equal(fb_session_open(&r.session, temp_dir, &err), FB_OK);
     assert_int_equal(fb_session_plan(&r.session, &r.request, &err), FB_OK);
-    while (r.session.plan.n_pass < n_pass || r.session.plan.inputs_on_host < inputs_on_host) {
+    while (r.session.plan.layout.n_pass < n_pass || r.session.plan.layout.kept_on_host < inputs_on_host) {
         r.options.hbm_budget = r.session.plan.device_bytes - 1;
         assert_int_equal(fb_session_plan(&r.session, &r.request, &err), FB_OK);
     }
