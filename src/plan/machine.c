@@ -35,7 +35,7 @@ typedef struct field {
     double      min, max; /* of a number, or of a curve's y; min 0: 0 is "not known", and the field may be left out */
 } field;
 
-#define FIELD(kind, name, min, max) { #name, kind, offsetof(fb_machine, name), min, max }
+#define FIELD(kind, name, ...) { #name, kind, offsetof(fb_machine, name), __VA_ARGS__ }
 #define RATE 1, 1e18
 #define SHARE 1e-9, 1
 #define SECONDS 1e-9, 1
