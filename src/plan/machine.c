@@ -419,28 +419,17 @@ done:
     return st;
 }
 
-static bool is_word_char(char c)
+/* "NVIDIA H200, compute capability 9.0": the product's name is what comes first.  The whole of it counts: an "RTX 4090 Laptop
+ * GPU" is no "RTX 4090". */
+static bool is_product(const char *device, const char *product)
 {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    size_t length = strcspn(device, ",");
+    return strlen(product) == length && strncmp(device, product, length) == 0;
 }
 
-/* `words` stands in `name` with no letter or digit on either side: "RTX 4090" is not in "RTX 40900". */
-static bool has_words(const char *name, const char *words)
+static double distance(const fb_machine *m, uint64_t ram)
 {
-    size_t length = strlen(words);
-    for (const char *s = name; (s = strstr(s, words)) != NULL; s++)
-        if ((s == name || !is_word_char(s[-1])) && !is_word_char(s[length]))
-            return true;
-    return false;
-}
-
-/* Better: more of the name is matched; then the ram is nearer, as a ratio. */
-static bool fits_better(const fb_machine *a, const fb_machine *b, uint64_t ram)
-{
-    size_t na = strlen(a->device), nb = strlen(b->device);
-    if (na != nb || !ram)
-        return na > nb;
-    return fabs(log((double)a->ram / (double)ram)) < fabs(log((double)b->ram / (double)ram));
+    return ram ? fabs(log((double)m->ram / (double)ram)) : 0;
 }
 
 fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ram, fb_error *err)
@@ -453,7 +442,7 @@ fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ra
     for (int i = 0; i < l.n; i++) {
         FB_TRY(fb_path_join(path, sizeof path, l.folder, l.entries[i]->d_name, err));
         FB_TRY(fb_machine_read(&m, path, err));
-        if (has_words(device, m.device) && (!best.device[0] || fits_better(&m, &best, ram)))
+        if (is_product(device, m.device) && (!best.device[0] || distance(&m, ram) < distance(&best, ram)))
             best = m;
     }
     if (best.device[0])
