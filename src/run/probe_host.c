@@ -29,9 +29,13 @@ static void probe_dram(fb_prober *p)
 {
     const fb_task triads[] = { fb_host_triad_plain(), fb_host_triad_streaming() };
     p->m.dram = 0;
-    for (size_t i = 0; i < FB_COUNT(triads); i++)
-        if (triads[i])
-            p->m.dram = fmax(p->m.dram, FB_TRIAD_BYTES * (double)p->arrays.n / pass_seconds(p, p->team, triads[i]));
+    for (size_t i = 0; i < FB_COUNT(triads); i++) {
+        double rate = triads[i] ? FB_TRIAD_BYTES * (double)p->arrays.n / pass_seconds(p, p->team, triads[i]) : 0;
+        if (rate > p->m.dram) {
+            p->m.dram = rate;
+            p->triad = triads[i];
+        }
+    }
 }
 
 /* 1, 2, 4 ... threads, and all. */
