@@ -122,7 +122,8 @@ static void read_number(reader *r, const field *f, const json_t *value, void *ou
     char shown[SHOWN_SIZE];
     bool whole = f->kind != REAL;
     if (!(whole ? json_is_integer(value) : json_is_number(value)) || !in_range(f, json_number_value(value)))
-        refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, show(shown, value), whole ? "an integer" : "a number", f->min, f->max);
+        refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, show(shown, value), whole ? "an integer" : "a number",
+               f->min, f->max);
     else if (f->kind == REAL)
         *(double *)out = json_number_value(value);
     else if (f->kind == COUNT)
@@ -150,7 +151,8 @@ static void read_curve(reader *r, const field *f, const json_t *value, fb_curve 
         if (!(out->x[i] > 0 && out->x[i] <= 1e18))
             refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, show(shown, point), i + 1);
         else if (i > 0 && !(out->x[i] > out->x[i - 1]))
-            refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, show(shown, point), i + 1, out->x[i - 1]);
+            refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, show(shown, point), i + 1,
+                   out->x[i - 1]);
         else if (!in_range(f, out->y[i]))
             refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, show(shown, point), i + 1, f->min, f->max);
     }
@@ -206,7 +208,8 @@ fb_status fb_machine_parse(fb_machine *out, const char *text, size_t size, const
         if (!is_known(key))
             refuse(&r, "has '%.64s', which is no field of a machine profile; remarks go into 'notes'", key);
     if (m.overhead >= m.memory)
-        refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead, (unsigned long long)m.memory);
+        refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead,
+               (unsigned long long)m.memory);
     if (r.st == FB_OK)
         *out = m;
     json_decref(root);
@@ -412,8 +415,8 @@ fb_status fb_machine_find(fb_machine *out, const char *name, fb_error *err)
             goto done;
         }
     listing_names(&l, known, sizeof known);
-    st = fb_fail(err, FB_INPUT, "there is no machine profile '%.64s'; known are: %s; or give the path of one that forebay probe --out wrote",
-                 name, known);
+    st = fb_fail(err, FB_INPUT, "there is no machine profile '%.64s'; known are: %s; or give the path of one that forebay probe "
+                 "--out wrote", name, known);
 done:
     listing_free(&l);
     return st;

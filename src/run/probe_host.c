@@ -128,7 +128,8 @@ static fb_status read_file(int fd, const char *path, fb_prober *p, uint64_t size
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return fb_fail_file(err, FB_IO, path, "cannot be read back: %s", n < 0 ? strerror(errno) : "it is shorter than what was written");
+            return fb_fail_file(err, FB_IO, path, "cannot be read back: %s",
+                                n < 0 ? strerror(errno) : "it is shorter than what was written");
         got += (uint64_t)n;
     }
     *rate = (double)got / (fb_clock() - since);

@@ -123,7 +123,8 @@ static fb_status both_once(fb_prober *p, lane lanes[2], double rates[2], fb_erro
         for (int k = 0; k < 2; k++) {
             const uint64_t places = p->pinned_size / 2 / large_size; /* each direction has a half of the host's buffer */
             if (i > 0)
-                FB_TRY(copy(p, lanes[k].stream, lanes[k].device, ((uint64_t)i % places + (uint64_t)k * places) * large_size, large_size, err));
+                FB_TRY(copy(p, lanes[k].stream, lanes[k].device, ((uint64_t)i % places + (uint64_t)k * places) * large_size,
+                            large_size, err));
             FB_TRY(ops->record(p->d, lanes[k].stream, lanes[k].events[i], err));
         }
     for (int k = 0; k < 2; k++)

@@ -68,7 +68,8 @@ static void what_is_written_reads_back_the_same(void **unused)
     (void)unused;
     fb_error err;
     fb_machine m = example(), back = { 0 };
-    const fb_machine_origin origin = { .date = "2025-01-31", .forebay = "0.1.0", .backend = "cuda", .device = "NVIDIA \"Test\" 1", .spread = 0.03 };
+    const fb_machine_origin origin = { .date = "2025-01-31", .forebay = "0.1.0", .backend = "cuda", .device = "NVIDIA \"Test\" 1",
+                                       .spread = 0.03 };
     assert_int_equal(fb_machine_write(&m, &origin, temp_path("m.json"), &err), FB_OK);
     assert_int_equal(fb_machine_read(&back, temp_path("m.json"), &err), FB_OK);
     assert_same(&m, &back);
@@ -90,7 +91,8 @@ static void what_would_not_be_read_is_not_written(void **unused)
     expect_failure(fb_machine_write(&m, NULL, temp_path("nan.json"), &err), FB_INPUT, &err, "'dram' is null; expected a number");
     m = example();
     m.update.n = 0;
-    expect_failure(fb_machine_write(&m, NULL, temp_path("nan.json"), &err), FB_INPUT, &err, "'update' has 0 points; expected 1 to 16");
+    expect_failure(fb_machine_write(&m, NULL, temp_path("nan.json"), &err), FB_INPUT, &err,
+                   "'update' has 0 points; expected 1 to 16");
     assert_false(fb_file_exists(temp_path("nan.json")));
 }
 
@@ -143,13 +145,13 @@ static void each_fault_has_its_sentence(void **unused)
         { "name", "\"name\": 7,", "'name' is 7; expected a string" },
         { "name", "\"name\": \"\",", "'name' is \"\"; expected a string of 1 to 95 bytes" },
         { "name", "\"name\": \"a\\u001bb\",", "without control characters" },
-        { "name", "\"name\": \"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789\",",
-          "expected a string of 1 to 95 bytes" },
+        { "name", "\"name\": \"01234567890123456789012345678901234567890123456789"
+                  "01234567890123456789012345678901234567890123456789\",", "expected a string of 1 to 95 bytes" },
         { "h2d", "\"h2d\": 5,", "'h2d' is 5; expected an array of points" },
         { "h2d", "\"h2d\": {\"1\": 5},", "expected an array of points" },
         { "h2d", "\"h2d\": [],", "'h2d' has 0 points; expected 1 to 16" },
-        { "h2d", "\"h2d\": [[1,9],[2,9],[3,9],[4,9],[5,9],[6,9],[7,9],[8,9],[9,9],[10,9],[11,9],[12,9],[13,9],[14,9],[15,9],[16,9],[17,9]],",
-          "'h2d' has 17 points; expected 1 to 16" },
+        { "h2d", "\"h2d\": [[1,9],[2,9],[3,9],[4,9],[5,9],[6,9],[7,9],[8,9],[9,9],[10,9],[11,9],[12,9],[13,9],[14,9],[15,9],"
+                 "[16,9],[17,9]],", "'h2d' has 17 points; expected 1 to 16" },
         { "h2d", "\"h2d\": [[1, 9], [2]],", "'h2d' has [2] as point 2; expected two numbers" },
         { "h2d", "\"h2d\": [[1, 9, 9]],", "as point 1; expected two numbers" },
         { "h2d", "\"h2d\": [[1, \"9\"]],", "as point 1; expected two numbers" },
@@ -198,7 +200,8 @@ static void what_is_no_profile_is_refused(void **unused)
 static void every_shipped_profile_reads(void **unused)
 {
     (void)unused;
-    static const char *const wanted[] = { "rtx3090", "rtx4090", "rtx5090", "rtx-pro-6000", "a100-80g", "h100", "h200", "h200-1.5tb", "gh200" };
+    static const char *const wanted[] = { "rtx3090", "rtx4090", "rtx5090", "rtx-pro-6000", "a100-80g", "h100", "h200", "h200-1.5tb",
+                                          "gh200" };
     fb_error err;
     fb_machine m, found;
     DIR *dir = opendir(FB_SOURCE_DIR "/profiles");
@@ -215,7 +218,8 @@ static void every_shipped_profile_reads(void **unused)
         assert_true(m.peak_flops > 0 && m.matmul_peak < m.peak_flops);
         assert_true(m.h2d_both <= 1.1 * fb_curve_at(&m.h2d, 1e12) && m.d2h_both <= 1.1 * fb_curve_at(&m.d2h, 1e12));
         assert_true(m.dram_dma <= m.dram);
-        assert_true(fb_curve_at(&m.attention_fwd, 1e9) < m.peak_flops && fb_curve_at(&m.attention_bwd, 1e9) <= fb_curve_at(&m.attention_fwd, 1e9));
+        assert_true(fb_curve_at(&m.attention_fwd, 1e9) < m.peak_flops);
+        assert_true(fb_curve_at(&m.attention_bwd, 1e9) <= fb_curve_at(&m.attention_fwd, 1e9));
         assert_true(26 * fb_curve_at(&m.update, 1e9) <= 1.1 * m.dram); /* bytes an update moves */
         assert_true(m.update.x[m.update.n - 1] == m.cores);
         char device[128];
@@ -232,7 +236,8 @@ static void a_profile_is_found_by_name_path_and_device(void **unused)
     fb_machine m = example(), found;
     assert_int_equal(fb_machine_find(&found, FB_SOURCE_DIR "/profiles/h200.json", &err), FB_OK);
     assert_string_equal(found.device, "NVIDIA H200");
-    expect_failure(fb_machine_find(&found, "h2000", &err), FB_INPUT, &err, "no machine profile 'h2000'; known are: a100-80g, gh200,");
+    expect_failure(fb_machine_find(&found, "h2000", &err), FB_INPUT, &err,
+                   "no machine profile 'h2000'; known are: a100-80g, gh200,");
     expect_failure(fb_machine_find(&found, "", &err), FB_INPUT, &err, "no machine profile ''");
     expect_failure(fb_machine_find(&found, "../profiles/none", &err), FB_INPUT, &err, "there is no such file");
 
@@ -247,7 +252,8 @@ static void a_profile_is_found_by_name_path_and_device(void **unused)
     assert_string_equal(found.name, "large");
     assert_int_equal(fb_machine_for_device(&found, "NVIDIA Test 1", m.ram / 4, &err), FB_OK);
     assert_string_not_equal(found.name, "large");
-    expect_failure(fb_machine_for_device(&found, "NVIDIA Test 1 Laptop GPU", 0, &err), FB_INPUT, &err, "no shipped machine profile is of");
+    expect_failure(fb_machine_for_device(&found, "NVIDIA Test 1 Laptop GPU", 0, &err), FB_INPUT, &err,
+                   "no shipped machine profile is of");
     expect_failure(fb_machine_for_device(&found, "NVIDIA Test", 0, &err), FB_INPUT, &err, "no shipped machine profile is of");
     temp_write_text("bad.json", "{");
     expect_failure(fb_machine_for_device(&found, "NVIDIA Test 1", 0, &err), FB_INPUT, &err, "bad.json: is not JSON");
