@@ -115,6 +115,7 @@ const fb_key fb_key_table[] = {
     KEY_U32(update_threads, "auto", 0, 65536, FB_KEY_AUTO, "threads of the optimizer; auto: all cores"),
     KEY_TEXT(update_kernel, "auto", update_kernels, 0, "AdamW kernel; auto: the fastest that this machine runs"),
     KEY_BOOL(full_determinism, "false", "the same bits from run to run, at any cost in speed"),
+    KEY_U32(watchdog, "120", 0, 86400, 0, "seconds without movement before a run says what it waits for; 0: never"),
     KEY_TEXT(trace, NULL, NULL, 0, "file to write the last steps' time line into, for Perfetto"),
 };
 static_assert(FB_COUNT(fb_key_table) == FB_KEY_COUNT, "FB_KEY_COUNT is the number of rows");

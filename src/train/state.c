@@ -187,6 +187,8 @@ fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_
     for (uint32_t i = 0; i < m->n_param; i++) {
         const fb_param *p = &m->params[i];
         const fb_tensor *t = fb_shard_set_find(set, p->name);
+        if (s->stop && *s->stop)
+            return fb_fail(err, FB_STOPPED, "stopped while the weights were loaded");
         assert(t); /* fb_manifest_check has been passed */
         load l = { s, p, t, p->rows * p->cols, UINT64_MAX };
         fb_team_run(team, (l.n + CHUNK - 1) / CHUNK, load_chunk, &l);
