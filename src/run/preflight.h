@@ -13,8 +13,8 @@ fb_status fb_preflight_folder(const char *output_dir, fb_error *err);
 
 /* ---- memory ---- */
 
-/* What preparing the data takes, of a Python that has loaded its libraries: without it the kernel ends it.  FB_NOFIT. */
-fb_status fb_preflight_data(fb_error *err);
+/* What preparing the data takes at most, as far as the tokenizer's size tells: with less the kernel may end it.  FB_NOFIT. */
+fb_status fb_preflight_data(const char *model_dir, const fb_memory_room *room, fb_error *err);
 
 /* Host memory: ram_budget (0: auto) against what can be had, then what the plan takes against it, with what no ledger sees.
  * FB_NOFIT. */
@@ -35,9 +35,9 @@ typedef struct fb_disk_need {
     bool     saves;        /* checkpoints are due, not only when a signal comes */
 } fb_disk_need;
 
-/* total_steps - done_steps are still to go; there are n_present checkpoints. */
-fb_disk_need fb_preflight_disk_need(const fb_manifest *m, const fb_options *o, fb_dtype save_dtype, uint64_t total_steps,
-                                    uint64_t done_steps, uint64_t steps_per_epoch, uint64_t n_present);
+/* companions: bytes of the small files that go along.  total_steps - done_steps are still to go; there are n_present checkpoints. */
+fb_disk_need fb_preflight_disk_need(const fb_manifest *m, const fb_options *o, fb_dtype save_dtype, uint64_t companions,
+                                    uint64_t total_steps, uint64_t done_steps, uint64_t steps_per_epoch, uint64_t n_present);
 /* Free bytes, and the longest file that this process may write.  FB_IO: not even one checkpoint and the model fit.  warning is
  * empty unless not all of it fits. */
 fb_status fb_preflight_disk(const fb_disk_need *n, const char *output_dir, uint64_t available, uint64_t file_max, char *warning,

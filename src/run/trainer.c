@@ -222,8 +222,8 @@ static fb_status check_disk(trainer *t, fb_error *err)
     char warning[512];
     uint64_t available, file_max;
     uint64_t n_kept = t->at.data_step ? fb_checkpoint_count(t->o->output_dir) : 0; /* a fresh start keeps none */
-    fb_disk_need need = fb_preflight_disk_need(&t->session.manifest, t->o, t->save_dtype, t->at.total_steps, t->at.data_step,
-                                               t->at.steps_per_epoch, n_kept);
+    fb_disk_need need = fb_preflight_disk_need(&t->session.manifest, t->o, t->save_dtype,
+        fb_export_companions_size(t->o->model_name_or_path), t->at.total_steps, t->at.data_step, t->at.steps_per_epoch, n_kept);
     FB_TRY(fb_preflight_disk_room(t->o->output_dir, &available, &file_max, err));
     if (!t->at.data_step)
         available += fb_checkpoint_bytes(t->o->output_dir);
@@ -255,6 +255,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     fb_session_request r = { .options = o, .train = true, .activity = &t->activity, .stop = &t->job->stop,
                              .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
+    fb_memory_room room;
     t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
@@ -263,7 +264,8 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(look_at_folder(o, err));
     FB_TRY(lock_folder(t, err));
     fb_activity_enter(&t->activity, FB_PHASE_DATA, 0);
-    FB_TRY(fb_preflight_data(err));
+    if (fb_memory_room_now(&room))
+        FB_TRY(fb_preflight_data(o->model_name_or_path, &room, err));
     FB_TRY(fb_dataset_open(&t->data, o, c, &t->job->stop, t->sink, err));
     FB_TRY(stopped_early(t, err));
     FB_TRY(open_rows(t, &r, err));
