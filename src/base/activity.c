@@ -90,7 +90,8 @@ void fb_activity_say(const fb_activity *a, char *text, size_t size)
     } else if (w->numbered)
         snprintf(numbers[1], sizeof numbers[1], " %u", awaited);
     if (n_worker)
-        snprintf(workers, sizeof workers, " (%u of %u workers busy)", atomic_load_explicit(&a->n_busy, memory_order_relaxed), n_worker);
+        snprintf(workers, sizeof workers, " (%u of %u workers busy)", atomic_load_explicit(&a->n_busy, memory_order_relaxed),
+                 n_worker);
     snprintf(text, size, "%s%s%s%s%s%s%s", in_step, p->text, numbers[0], w->text ? ", waiting for " : "", w->text ? w->text : "",
              numbers[1], workers);
 }

@@ -59,7 +59,8 @@ typedef struct group_files {
     const char *limit, *high, *used, *cache[2];
 } group_files;
 
-static const group_files version_1 = { "memory.limit_in_bytes", NULL, "memory.usage_in_bytes", { "total_inactive_file", "total_active_file" } };
+static const group_files version_1 = { "memory.limit_in_bytes", NULL, "memory.usage_in_bytes",
+                                       { "total_inactive_file", "total_active_file" } };
 static const group_files version_2 = { "memory.max", "memory.high", "memory.current", { "inactive_file", "active_file" } };
 
 /* A limit that leaves this much: the least is kept. */

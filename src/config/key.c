@@ -91,7 +91,7 @@ const fb_key fb_key_table[] = {
     KEY_U64(seed, "42", 0, "seed of the shuffle"),
     /* output */
     KEY_TEXT(output_dir, NULL, NULL, 0, "folder of checkpoints, log and final model"),
-    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds checkpoints, and remove them"),
+    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds checkpoints or a finished model"),
     KEY_U32(logging_steps, "10", 1, U32_MAX, 0, "updates between lines of trainer_log.jsonl"),
     KEY_CHOICE(save_strategy, "steps", strategies, "when to save a checkpoint"),
     KEY_U32(save_steps, "500", 1, U32_MAX, 0, "updates between checkpoints"),

@@ -72,23 +72,27 @@ static void every_write_moves_the_count(void **unused)
 /* ---- the thread ---- */
 
 typedef struct said {
-    int  n_warning, n_report;
+    atomic_int n_warning, n_report; /* counted up when the text is there */
     char warning[4][256], report[8][512];
 } said;
 
 static void hear(void *ctx, fb_say_kind kind, const char *text)
 {
     said *s = ctx;
-    if (kind == FB_SAY_WARNING && s->n_warning < 4)
-        snprintf(s->warning[s->n_warning++], sizeof s->warning[0], "%s", text);
-    if (kind == FB_SAY_PROGRESS && s->n_report < 8)
-        snprintf(s->report[s->n_report++], sizeof s->report[0], "%s", text);
+    if (kind == FB_SAY_WARNING && s->n_warning < 4) {
+        snprintf(s->warning[s->n_warning], sizeof s->warning[0], "%s", text);
+        s->n_warning++;
+    }
+    if (kind == FB_SAY_PROGRESS && s->n_report < 8) {
+        snprintf(s->report[s->n_report], sizeof s->report[0], "%s", text);
+        s->n_report++;
+    }
 }
 
 static fb_job *new_job(said *s)
 {
     fb_job *j;
-    *s = (said){ 0 };
+    memset(s, 0, sizeof *s);
     activity = (fb_activity){ 0 };
     assert_int_equal(fb_job_open(&j, NULL, NULL, 0, &(fb_sink){ hear, s }, NULL), FB_OK);
     return j;
@@ -157,9 +161,9 @@ static void describe_a_number(const void *ctx, char *text, size_t size)
     snprintf(text, size, "the number is %d", *(const int *)ctx);
 }
 
-static void wait_for(const int *n, int want)
+static void wait_for(atomic_int *n, int want)
 {
-    for (int i = 0; i < 2000 && __atomic_load_n(n, __ATOMIC_RELAXED) < want; i++)
+    for (int i = 0; i < 2000 && *n < want; i++)
         usleep(5000);
 }
 
