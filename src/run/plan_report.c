@@ -98,7 +98,7 @@ fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
     FB_TRY(fb_session_open(&s, o->model_name_or_path, err));
     fb_session_batch(o, &rows_per_step, &r.micro_rows, &r.n_micro);
     if (o->dataset && o->output_dir) { /* what train will see; without data, rows are taken to be full */
-        FB_TRY(fb_dataset_open(&data, o, &s.manifest.cfg, &j->sink, err));
+        FB_TRY(fb_dataset_open(&data, o, &s.manifest.cfg, &j->stop, &j->sink, err));
         r.row_len = fb_dataset_row_len(&data, o);
     }
     FB_TRY(look_at_rate(&rate, o, err));

@@ -14,6 +14,8 @@ typedef struct fb_session_request {
     bool        train;
     uint32_t    row_len, micro_rows, n_micro;
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
+    fb_activity *activity;  /* what is being done, for reports; NULL: nobody asks */
+    const volatile sig_atomic_t *stop; /* not zero: loading weights ends with FB_STOPPED; NULL: never */
     uint32_t    trace_steps; /* > 0: when things run is recorded, and so many steps are kept */
 } fb_session_request;
 
