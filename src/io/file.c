@@ -19,11 +19,7 @@ fb_status fb_fail_filev(fb_error *err, fb_status status, const char *path, const
     vsnprintf(sentence, sizeof sentence, fmt, ap);
     size_t length = strlen(path);
     bool   cut = length > PATH_SHOWN;
-    fb_fail(err, status, "%s%s: %s", cut ? "..." : "", cut ? path + length - PATH_SHOWN : path, sentence);
-    for (char *c = err->msg; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
-    return status;
+    return fb_fail(err, status, "%s%s: %s", cut ? "..." : "", cut ? path + length - PATH_SHOWN : path, sentence);
 }
 
 fb_status fb_fail_file(fb_error *err, fb_status status, const char *path, const char *fmt, ...)
