@@ -102,7 +102,16 @@ def _from_info(name, dataset_dir):
     path = os.path.join(dataset_dir, entry["file_name"])
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder; {label} names it")
+    if not _is_inside(path, dataset_dir):
+        raise InputError(f"{label} names '{entry['file_name']}', which lies outside {dataset_dir}; give that path as dataset itself, if "
+                         "you mean it")
     return path, _schema(entry, label)
+
+
+def _is_inside(path, folder):
+    """With links followed: the folder may be a stranger's."""
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([folder, os.path.realpath(path)]) == folder
 
 
 def _read_info(path):

@@ -46,6 +46,28 @@ bool fb_file_exists(const char *path)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
+static bool is_under(const char *path, const char *dir)
+{
+    size_t length = strlen(dir);
+    return strncmp(path, dir, length) == 0 && path[length] == '/';
+}
+
+char *fb_file_resolve(const char *dir, const char *name, bool *inside)
+{
+    char  path[FB_PATH_SIZE];
+    char *real_dir = realpath(dir, NULL), *real_blobs = NULL, *real = NULL;
+    *inside = false;
+    if (real_dir && fb_path_join(path, sizeof path, dir, name, NULL) == FB_OK)
+        real = realpath(path, NULL);
+    if (real && fb_path_join(path, sizeof path, real_dir, "../../blobs", NULL) == FB_OK)
+        real_blobs = realpath(path, NULL);
+    if (real)
+        *inside = is_under(real, real_dir) || (real_blobs && is_under(real, real_blobs));
+    free(real_dir);
+    free(real_blobs);
+    return real;
+}
+
 /* O_NONBLOCK: opening a fifo that nobody writes must fail the test for a regular file, not hang. */
 static fb_status open_regular(int *fd, uint64_t *size, const char *path, fb_error *err)
 {

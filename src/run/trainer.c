@@ -159,6 +159,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
     FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
+    FB_TRY(fb_export_check(o->model_name_or_path, err));
     t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? c->dtype : (fb_dtype)o->save_dtype;
     FB_TRY(fb_dataset_open(&t->data, o, c, t->sink, err));
     FB_TRY(open_rows(t, &r, err));

@@ -1,6 +1,5 @@
 """Every file of tests/malformed is refused by the command, with its own sentence, and nothing is written."""
 import json
-import os
 import shutil
 import stat
 from pathlib import Path
@@ -150,6 +149,44 @@ def test_is_refused(name, good, tmp_path):
     assert said.setdefault(sentence, name) == name, f"{name} and {said[sentence]} share: {sentence}"
 
 
+def test_weights_cut_while_they_are_mapped(good, tmp_path):
+    """The stand-in runs after the weights' tables were checked and before the weights are read."""
+    place = tmp_path / "place"
+    shutil.copytree(good, place)
+    weights = place / "model" / "model.safetensors"
+    env = stand_in(place, good_shard(place))
+    program = Path(env["FOREBAY_PYTHON"])
+    program.write_text(program.read_text().replace("read request\n", f"read request\n: > {weights}\n"))
+    (place / "out").mkdir()
+    result = forebay("train", config(place), env=env)
+    assert result.code == 1 and str(weights) in result.last and "became shorter" in result.last, result.err
+    assert not list((place / "out").iterdir())
+
+
+@pytest.mark.parametrize("command", ["export", "train"])
+def test_a_link_out_of_the_folder_is_not_exported(command, good, tmp_path):
+    place = tmp_path / "place"
+    shutil.copytree(good, place)
+    (place / "secret").write_text("mine")
+    (place / "model" / "merges.txt").symlink_to("../secret")
+    before = snapshot(place)
+    result = forebay("export", place / "model", place / "to") if command == "export" else forebay("train", config(place))
+    assert result.code == 3 and str(place / "secret") in result.last and "leads out of its folder" in result.last, result.err
+    assert set(snapshot(place)) - set(before) <= {"run.yaml"}
+
+
+def test_the_hubs_links_are_followed(good, tmp_path):
+    """.../snapshots/REVISION holds links into .../blobs."""
+    snapshot_dir, blobs = tmp_path / "snapshots" / "revision", tmp_path / "blobs"
+    shutil.copytree(good / "model", blobs)
+    snapshot_dir.mkdir(parents=True)
+    for blob in blobs.iterdir():
+        (snapshot_dir / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    result = forebay("export", snapshot_dir, tmp_path / "to")
+    assert result.code == 0, result.err
+    assert (tmp_path / "to" / "tokenizer.json").read_bytes() == (blobs / "tokenizer.json").read_bytes()
+
+
 def test_every_file_is_expected():
     files = {str(path.relative_to(HERE)) for path in HERE.glob("*/*") if path.is_file() and path.parent.name != "__pycache__"}
     assert files == set(EXPECTED) and len(files) >= 60
@@ -165,5 +202,6 @@ def test_the_setting_is_good(good, tmp_path):
     result = forebay("train", config(place, dataset="d", max_steps=1))
     assert result.code == 0, result.err
     shutil.rmtree(place / "out")
+    (place / "out").mkdir()  # the stand-in does not
     result = forebay("train", config(place, max_steps=1), env=stand_in(place, good_shard(place)))
     assert result.code == 0, result.err

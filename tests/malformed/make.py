@@ -321,7 +321,7 @@ def make_templates():
     case("template", "undefined", "{{ messages[0].nothing.at_all }}", "the chat template fails", "has no attribute 'nothing'")
     case("template", "reaches_for_python", "{{ ''.__class__.__mro__ }}", "the chat template fails", "unsafe")
     case("template", "reaches_for_a_function", "{{ raise_exception.__globals__['json'] }}", "the chat template fails", "'__globals__'")
-    case("template", "changes_a_list", "{{ messages.append(1) }}", "the chat template fails", "not safely callable")
+    case("template", "changes_a_list", "{{ messages.append(1) }}", "the chat template fails", "'append'")
     case("template", "includes_a_file", "{% include '/etc/passwd' %}", "the chat template fails", "loader")
     case("template", "all_memory", "{{ 'a' * 10**12 }}", "too much memory")
     case("template", "without_end", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "the chat template fails", "recursion")
@@ -330,9 +330,9 @@ def make_templates():
 def make_tokenizers():
     case("tokenizer", "empty", b"", "tokenizer.json", "not a tokenizer that can be read")
     case("tokenizer", "array", "[]", "tokenizer.json", "not a tokenizer that can be read", "invalid")
-    case("tokenizer", "no_model", '{"version": "1.0"}', "not a tokenizer that can be read", "missing field")
+    case("tokenizer", "no_model", '{"version": "1.0"}', "not a tokenizer that can be read", "Model missing")
     case("tokenizer", "model_type", '{"version": "1.0", "added_tokens": [], "model": {"type": "Neural"}}', "not a tokenizer that can be read")
-    case("tokenizer", "not_utf8", b'{"version": "\xff"}', "not a tokenizer that can be read", "utf-8")
+    case("tokenizer", "not_utf8", b'{"version": "\xff"}', "not a tokenizer that can be read", "UTF-8")
     words = {"type": "WordLevel", "vocab": {"some": 0, "text": 4000}, "unk_token": "text"}
     case("tokenizer", "other_models", json.dumps({"version": "1.0", "added_tokens": [], "model": words}), "past the model's vocabulary of 300")
 
