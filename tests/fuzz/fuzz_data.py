@@ -32,7 +32,7 @@ from forebay import data, documents, request
 from forebay.errors import ForebayError, InputError, sentence
 
 CORPUS = Path(__file__).resolve().parent / "corpus" / "data"
-BATCH = 256
+BATCH = 100
 HANG_SECONDS = 40        # above what the sandbox grants a template
 MEMORY_SIZE = 4 << 30
 SIZE_MAX = 1 << 14

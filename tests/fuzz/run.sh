@@ -53,7 +53,7 @@ for target in $targets; do
         merge "$target" || failed=$((failed + 1))
     elif fuzz "$target"; then
         passed=$((passed + 1))
-        echo "ok    $target: $(grep -E 'stat::number_of_executed_units|^Done|inputs in' "$build/fuzz-$target.log" | tail -n 1)"
+        echo "ok    $target: $(grep -E 'stat::number_of_executed_units|^Done|^[0-9]+ inputs' "$build/fuzz-$target.log" | tail -n 1)"
     else
         failed=$((failed + 1))
         echo "FOUND $target: see $build/fuzz-$target.log"
