@@ -75,6 +75,9 @@ def _files(path):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(folder, f) for f in sorted(files)
                   if f.endswith(SUFFIXES) and not f.startswith(".") and f != _INFO]
+    for file in found:
+        if not os.path.isfile(file):  # a pipe would be waited on for ever
+            raise InputError(f"{file}: not a regular file")
     if not found:
         raise InputError(f"{path}: the folder holds no dataset; expected files ending in {', '.join(SUFFIXES)}")
     return sorted(found)

@@ -1,5 +1,6 @@
 """Every file of tests/malformed is refused by the command, with its own sentence, and nothing is written."""
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -173,6 +174,18 @@ def test_a_link_out_of_the_folder_is_not_exported(command, good, tmp_path):
     result = forebay("export", place / "model", place / "to") if command == "export" else forebay("train", config(place))
     assert result.code == 3 and str(place / "secret") in result.last and "leads out of its folder" in result.last, result.err
     assert set(snapshot(place)) - set(before) <= {"run.yaml"}
+
+
+@pytest.mark.parametrize("name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/tokenizer_config.json",
+                                  "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl", "run.yaml"])
+def test_a_pipe_is_refused_not_waited_on(name, good, tmp_path):
+    place = tmp_path / "place"
+    shutil.copytree(good, place)
+    path = config(place, dataset=place / "data" if name == "data/more.jsonl" else place / "data" / "rows.jsonl")
+    (place / name).unlink(missing_ok=True)
+    os.mkfifo(place / name)
+    result = forebay("train", path)
+    assert result.code == (2 if name == "run.yaml" else 3) and Path(name).name in result.last, result.err
 
 
 def test_the_hubs_links_are_followed(good, tmp_path):
