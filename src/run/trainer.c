@@ -262,6 +262,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
     FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
+    FB_TRY(fb_export_check(o->model_name_or_path, err));
     t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? c->dtype : (fb_dtype)o->save_dtype;
     FB_TRY(lock_folder(t, err));
     FB_TRY(look_at_folder(o, err));
