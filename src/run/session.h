@@ -27,6 +27,7 @@ typedef struct fb_session {
     double        step_flops; /* of a full step */
     fb_device    *device;
     fb_device_info info;
+    uint64_t      device_host_bytes; /* host memory that opening the device took: its driver and libraries */
     fb_team      *team;
     unsigned char *arena;
     fb_state      state;
