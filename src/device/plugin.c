@@ -1,10 +1,9 @@
 #include "device/plugin.h"
 
+#include "base/beside.h"
+
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { PATH_SIZE = 4096 };
 
@@ -40,18 +39,7 @@ static fb_status find_gpu(bool *absent, fb_error *err)
     return FB_OK;
 }
 
-/* The folder of the file at path, without a slash at the end; false: it has none. */
-static bool folder_of(char *out, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    if (!slash || slash - path >= PATH_SIZE)
-        return false;
-    memcpy(out, path, (size_t)(slash - path));
-    out[slash - path] = '\0';
-    return true;
-}
-
-/* The first of the places where the plug-in may lie, seen from the executable and from the library with this code. */
+/* The first of the places where the plug-in may lie. */
 static bool find_library(char *out)
 {
     static const char *const places[] = { "", "/forebay", "/../lib", "/../lib/forebay", "/..",
@@ -59,21 +47,7 @@ static bool find_library(char *out)
                                           "/../" FB_PRIVATE_LIBDIR,
 #endif
     };
-    char from[2][PATH_SIZE], path[PATH_SIZE];
-    int n = 0;
-    ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
-    Dl_info self;
-    if (len > 0) {
-        path[len] = '\0';
-        n += folder_of(from[n], path);
-    }
-    if (dladdr((void *)(uintptr_t)fb_plugin_open_cuda, &self) && self.dli_fname && realpath(self.dli_fname, path))
-        n += folder_of(from[n], path);
-    for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < FB_COUNT(places); k++)
-            if (snprintf(out, PATH_SIZE, "%s%s/" LIBRARY, from[i], places[k]) < PATH_SIZE && access(out, R_OK) == 0)
-                return true;
-    return false;
+    return fb_find_beside(out, PATH_SIZE, places, FB_COUNT(places), LIBRARY);
 }
 
 /* The loader's sentence, as one about what is missing. */

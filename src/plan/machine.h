@@ -47,27 +47,28 @@ typedef struct fb_machine {
     double   disk_write, disk_read; /* bytes/s of large files; 0: not known */
 } fb_machine;
 
-/* Where a profile's figures come from; written beside them, not read back. */
+/* How a profile was measured; written beside the figures, not read back. */
 typedef struct fb_machine_origin {
     const char *date;             /* "2025-01-31"; NULL: not said, like all here */
     const char *forebay;          /* version that measured */
     const char *backend;          /* "cuda" */
     const char *device;           /* the device's own name in full */
-    const char *sources;          /* a sentence */
     double      spread;           /* largest (max - min) / median over the repetitions of a figure */
 } fb_machine_origin;
 
-/* FB_INPUT, with one sentence: not there, not JSON, a field missing, of the wrong kind or out of its range. */
+/* FB_INPUT, with one sentence: not there, not JSON, a field missing, unknown, of the wrong kind or out of its range. */
 fb_status fb_machine_read(fb_machine *out, const char *path, fb_error *err);
 /* The same for text in memory; `where` names it in errors. */
 fb_status fb_machine_parse(fb_machine *out, const char *text, size_t size, const char *where, fb_error *err);
-/* JSON text, to be freed; origin may be NULL.  What is written reads back the same to the last bit. */
+/* JSON text, to be freed; origin may be NULL.  What is written reads back the same to the last bit; what would not be
+ * read is refused (FB_INPUT). */
 fb_status fb_machine_text(char **out, const fb_machine *m, const fb_machine_origin *origin, fb_error *err);
 fb_status fb_machine_write(const fb_machine *m, const fb_machine_origin *origin, const char *path, fb_error *err);
 
 /* name: a file's path (it has a '/' or ends in ".json"), or a shipped profile's name ("h200", "rtx4090"). */
 fb_status fb_machine_find(fb_machine *out, const char *name, fb_error *err);
-/* The shipped profile whose device fits the device's own name and whose ram is nearest (0: any).  FB_INPUT: none. */
+/* The shipped profile whose device fits the device's own name best and, of several, whose ram is nearest (0: any).
+ * FB_INPUT: none. */
 fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ram, fb_error *err);
 
 #endif
