@@ -103,6 +103,16 @@ typedef struct fb_bench_request {
 } fb_bench_request;
 
 fb_status fb_bench(const fb_bench_request *r, const fb_sink *sink, fb_error *err);
+/* Measures this machine: device, link, host memory, update.  Shows it, and writes it as a profile to plan with. */
+typedef struct fb_probe_request {
+    const char *out;       /* file for the profile; NULL: none */
+    const char *disk_dir;  /* folder in which to measure the disk; NULL: not measured */
+    const char *const *overrides; /* key=value: backend, device, compute_dtype, compute_threads, full_determinism */
+    int         n_override;
+    const fb_sink *sink;
+} fb_probe_request;
+
+fb_status fb_probe(const fb_probe_request *r, fb_error *err);
 /* A checkpoint-N folder to a plain Hugging Face folder. */
 fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char *save_dtype, const fb_sink *sink, fb_error *err);
 /* What this machine and installation can do; FB_FAILED when something that training needs is missing. */

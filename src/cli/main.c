@@ -34,10 +34,11 @@ typedef struct words {
     unsigned    preview;
     const char *preset, *model; /* bench */
     unsigned    steps;
+    const char *out, *disk;     /* probe */
     char        trace[4200];    /* --trace FILE as a setting */
 } words;
 
-enum { TAKES_JSON = 1, TAKES_PREVIEW = 2, TAKES_BENCH = 4 };
+enum { TAKES_JSON = 1, TAKES_PREVIEW = 2, TAKES_BENCH = 4, TAKES_PROBE = 8 };
 
 static fb_status usage(fb_error *err, const char *why, const char *what, const char *form)
 {
@@ -85,6 +86,11 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsig
                 w->model = next;
             else if (snprintf(w->trace, sizeof w->trace, "trace=%s", next) >= (int)sizeof w->trace)
                 return usage(err, "too long a name after --trace", "", form);
+            i++;
+        } else if (takes & TAKES_PROBE && (!strcmp(a, "--out") || !strcmp(a, "--disk"))) {
+            if (!next)
+                return usage(err, "nothing follows", a, form);
+            *(a[2] == 'o' ? &w->out : &w->disk) = next;
             i++;
         } else if (a[0] == '-' && a[1])
             return usage(err, "unknown option", a, form);
@@ -181,6 +187,12 @@ static fb_status run_bench(const words *w, fb_error *err)
                                          .overrides = w->overrides, .n_override = w->n_override }, &terminal, err);
 }
 
+static fb_status run_probe(const words *w, fb_error *err)
+{
+    return fb_probe(&(fb_probe_request){ .out = w->out, .disk_dir = w->disk, .overrides = w->overrides, .n_override = w->n_override,
+                                         .sink = &terminal }, err);
+}
+
 static fb_status run_export(const words *w, fb_error *err)
 {
     const char *dtype = NULL;
@@ -213,6 +225,7 @@ static const struct command {
     { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, 0, run_generate },
     { "bench",    "bench --preset NAME | --model DIR [--steps N] [--json] [--trace FILE] [key=value ...]",
                                                                    "real steps on random rows: speed, and where the time goes", 0, TAKES_JSON | TAKES_BENCH, run_bench },
+    { "probe",    "probe [--out FILE] [--disk DIR] [key=value ...]", "measure this machine, and write its profile to plan with", 0, TAKES_PROBE, run_probe },
     { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, 0, run_export },
     { "doctor",   "doctor",                                        "what this machine and installation can do", 0, 0, run_doctor },
 };

@@ -231,6 +231,10 @@ fb_status fb_machine_read(fb_machine *out, const char *path, fb_error *err)
 static void put_real(FILE *to, double x)
 {
     static const size_t digits[] = { 6, 9, 12, 15, 16, 17 };
+    if (x == floor(x) && fabs(x) < 1e9) {
+        fprintf(to, "%.0f", x);
+        return;
+    }
     json_t *value = json_real(x);
     char *text = NULL;
     for (size_t i = 0; value && i < FB_COUNT(digits); i++) {
