@@ -81,10 +81,11 @@ static void list_cuts(seeker *s, uint32_t preferred)
 
 /* ---- one layout ---- */
 
+/* Device memory is not to be had in larger pieces, host memory is: what one side lacks is rather said of the host. */
 static uint64_t shortfall(const fb_plan *p, const fb_plan_request *r)
 {
     uint64_t host = p->host_bytes + (r->unified ? p->device_bytes : 0);
-    return (r->hbm_budget && p->device_bytes > r->hbm_budget ? p->device_bytes - r->hbm_budget : 0)
+    return (r->hbm_budget && p->device_bytes > r->hbm_budget ? 2 * (p->device_bytes - r->hbm_budget) : 0)
            + (r->ram_budget && host > r->ram_budget ? host - r->ram_budget : 0);
 }
 
