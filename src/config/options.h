@@ -13,7 +13,7 @@
 #include "optim/lr.h"
 
 typedef enum { FB_STAGE_SFT, FB_STAGE_PT } fb_stage;
-typedef enum { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL, FB_RECOMPUTE_COUNT } fb_recompute;
+typedef enum { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL } fb_recompute;
 typedef enum { FB_SAVE_NO, FB_SAVE_STEPS, FB_SAVE_EPOCH } fb_save_strategy; /* eval_strategy too */
 typedef enum { FB_DTYPE_AUTO = -1 } fb_dtype_auto;
 

@@ -16,6 +16,8 @@ typedef struct fb_load {
     bool     no_overlap;     /* each visit waits for the one before it */
 } fb_load;
 
+enum { FB_RECOMPUTE_COUNT = FB_RECOMPUTE_FULL + 1 };
+
 /* Of one micro-batch. */
 typedef struct fb_micro_costs {
     double   forward[2], backward[2][FB_RECOMPUTE_COUNT]; /* a layer: without, with a sliding window */

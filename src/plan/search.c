@@ -2,7 +2,7 @@
 
 #include <assert.h>
 
-enum { CUTS_MAX = 64, ROUNDS_MAX = 100, HOME_POINTS = 6 };
+enum { CUTS_MAX = 64, ROUNDS_MAX = 100, HOME_POINTS = 4 };
 /* Steps closer than this are equal: the one with less memory is taken. */
 static const double SAME = 1e-6;
 
@@ -20,7 +20,7 @@ typedef struct seeker {
     const fb_wishes  *w;
     fb_search_effort  effort;
     uint32_t          cuts[CUTS_MAX], n_cut; /* rows of a micro-batch that are tried, rising */
-    bool              found;
+    bool              found, any; /* a layout that fits: at all; since this was last set to false */
     candidate         best;
     bool              missed; /* a layout that does not fit has been seen; the one that is least short: */
     candidate         least;
@@ -94,7 +94,7 @@ static bool lay_out(seeker *s, fb_plan *p, const fb_layout *l)
     s->effort.n_laid_out++;
     fb_plan_lay_out(p, &s->r, l);
     if (fb_plan_fits(p, &s->r))
-        return true;
+        return s->any = true;
     uint64_t is_short = shortfall(p, &s->r);
     if (!s->missed || is_short < s->least_short) {
         s->missed = true;
@@ -108,6 +108,13 @@ static bool fits(seeker *s, const fb_layout *l)
 {
     fb_plan p;
     return lay_out(s, &p, l);
+}
+
+static bool fits_host(seeker *s, const fb_layout *l)
+{
+    fb_plan p;
+    lay_out(s, &p, l);
+    return !s->r.ram_budget || p.host_bytes + (s->r.unified ? p.device_bytes : 0) <= s->r.ram_budget;
 }
 
 static bool is_better(const candidate *a, const candidate *b)
@@ -139,18 +146,38 @@ static bool consider(seeker *s, const fb_layout *l)
 
 /* ---- filling what is left ---- */
 
-/* The largest value of *field in [low, high] with which the layout fits, taking for granted that less needs less. */
+/* Bytes over the budget that is exceeded by more, or (negative) below the one that is nearer. */
+static double excess(const fb_plan *p, const fb_plan_request *r)
+{
+    double device = r->hbm_budget ? (double)p->device_bytes - (double)r->hbm_budget : -1e30;
+    double host = r->ram_budget ? (double)p->host_bytes + (r->unified ? (double)p->device_bytes : 0) - (double)r->ram_budget : -1e30;
+    return device > host ? device : host;
+}
+
+/* The largest value of *field in [low, high] with which the layout fits, taking for granted that less needs less.  Needs are nearly
+ * linear in what grows here, so the guess is between by proportion, then on either side of where that led. */
 static bool grow(seeker *s, fb_layout *l, uint32_t *field, uint32_t low, uint32_t high)
 {
+    fb_plan p;
     *field = low;
-    if (low > high || !fits(s, l))
+    if (low > high || !lay_out(s, &p, l))
         return false;
-    while (low < high) {
-        *field = low + (high - low + 1) / 2;
-        if (fits(s, l))
-            low = *field;
+    double at_low = excess(&p, &s->r), at_high;
+    *field = high;
+    if (low == high || lay_out(s, &p, l))
+        return true;
+    at_high = excess(&p, &s->r);
+    for (bool middle = false; high - low > 1; middle = !middle) { /* low fits, high does not */
+        double share = at_low < 0 && at_high > at_low ? -at_low / (at_high - at_low) : 0.5;
+        uint32_t guess = middle ? low + (high - low) / 2 : low + (uint32_t)(share * (high - low) + 1e-9);
+        guess = guess <= low ? low + 1 : guess >= high ? high - 1 : guess;
+        *field = guess;
+        bool fitting = lay_out(s, &p, l);
+        double e = excess(&p, &s->r);
+        if (fitting)
+            low = guess, at_low = e;
         else
-            high = *field - 1;
+            high = guess, at_high = e;
     }
     *field = low;
     return true;
@@ -170,7 +197,7 @@ static bool fill(seeker *s, fb_layout *l)
 {
     uint32_t fewest = min_u32(2, n_layer(s) - min_u32(l->home_layers, n_layer(s)));
     l->slots = s->w->slots != FB_AUTO ? s->w->slots : fewest;
-    if (l->rich != l->recompute)
+    if (l->rich < l->recompute)
         grow(s, l, &l->n_rich, 0, n_layer(s));
     return fill_slots(s, l);
 }
@@ -180,10 +207,12 @@ static bool fill(seeker *s, fb_layout *l)
 static void place(const seeker *s, fb_layout *l, bool embed, bool head)
 {
     const fb_wishes *w = s->w;
-    bool all = w->placement == FB_PLACE_RESIDENT;
-    if (w->placement != FB_PLACE_AUTO)
-        embed = head = all;
-    if (s->r.manifest->cfg.tied)
+    bool all = w->placement == FB_PLACE_RESIDENT, tied = s->r.manifest->cfg.tied;
+    if (w->placement != FB_PLACE_AUTO) {
+        embed = all || (w->placement == FB_PLACE_LAYERS && w->home_layers && !tied);
+        head = all;
+    }
+    if (tied)
         embed = head = embed || head;
     l->home_embed = embed;
     l->home_head = head;
@@ -191,15 +220,19 @@ static void place(const seeker *s, fb_layout *l, bool embed, bool head)
         l->home_layers = all ? n_layer(s) : w->placement == FB_PLACE_LAYERS ? min_u32(w->home_layers, n_layer(s)) : 0;
 }
 
+/* Of all layers but the last ones, and of these.  Where what is kept travels, the last layers' comes back first: they may keep less. */
 static const fb_recompute pairs[][2] = {
     { FB_RECOMPUTE_FULL, FB_RECOMPUTE_NONE }, { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_NONE }, { FB_RECOMPUTE_FULL, FB_RECOMPUTE_SELECTIVE },
     { FB_RECOMPUTE_FULL, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_SELECTIVE }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_NONE },
+    { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE },
 };
 enum { N_PAIR = FB_COUNT(pairs) };
 
-static bool may_pair(const seeker *s, size_t i)
+static bool may_pair(const seeker *s, size_t i, bool on_host)
 {
-    return s->w->recompute == FB_WISH_AUTO || (pairs[i][0] == pairs[i][1] && pairs[i][0] == (fb_recompute)s->w->recompute);
+    if (s->w->recompute != FB_WISH_AUTO)
+        return pairs[i][0] == pairs[i][1] && pairs[i][0] == (fb_recompute)s->w->recompute;
+    return on_host || pairs[i][0] >= pairs[i][1];
 }
 
 static bool may_host(const seeker *s, int on_host)
@@ -214,6 +247,22 @@ static uint32_t next_pass(const seeker *s, uint32_t n_pass)
     return k <= 1 ? UINT32_MAX : (s->r.n_micro + k - 2) / (k - 1);
 }
 
+/* What even the most that the pair can keep, with so many layers at home, must compute and move.  Updates on the device are part of
+ * the bound with that many, but fewer layers have fewer: hence the margin. */
+static bool is_hopeless(seeker *s, fb_layout l, uint32_t home)
+{
+    static const double margin = 0.98;
+    fb_plan p;
+    if (!s->found)
+        return false;
+    l.n_rich = l.rich < l.recompute ? n_layer(s) : 0;
+    l.home_layers = home;
+    l.slots = n_layer(s);
+    s->effort.n_laid_out++;
+    fb_plan_lay_out(&p, &s->r, &l);
+    return margin * fb_simulate_bound(&p, s->r.manifest, &s->costs) >= s->best.seconds;
+}
+
 /* Numbers of layers at home, from the fewest that host memory allows to the most that the device does. */
 static void try_homes(seeker *s, fb_layout l)
 {
@@ -223,17 +272,15 @@ static void try_homes(seeker *s, fb_layout l)
             consider(s, &l);
         return;
     }
-    fb_plan p;
     fb_layout least = l;
     least.n_rich = 0;
     least.slots = s->w->slots != FB_AUTO ? s->w->slots : 1;
     while (low < high) { /* host memory: less with each layer that is at home */
         least.home_layers = low + (high - low) / 2;
-        lay_out(s, &p, &least);
-        if (s->r.ram_budget && p.host_bytes + (s->r.unified ? p.device_bytes : 0) > s->r.ram_budget)
-            low = least.home_layers + 1;
-        else
+        if (fits_host(s, &least))
             high = least.home_layers;
+        else
+            low = least.home_layers + 1;
     }
     least.home_layers = low;
     if (!fits(s, &least)) { /* with everything at home there are no slots */
@@ -243,6 +290,8 @@ static void try_homes(seeker *s, fb_layout l)
     if (!grow(s, &least, &least.home_layers, low, n_layer(s)))
         return;
     high = least.home_layers;
+    if (is_hopeless(s, l, high))
+        return;
     for (uint32_t i = 0; i < HOME_POINTS; i++) {
         uint32_t h = low + (uint32_t)((uint64_t)(high - low) * i / (HOME_POINTS - 1));
         if (i && h == l.home_layers)
@@ -252,25 +301,9 @@ static void try_homes(seeker *s, fb_layout l)
         if (fill(s, &filled))
             consider(s, &filled);
     }
-}
-
-/* What even the richest mix of the pair with everything in place must compute. */
-static bool is_hopeless(seeker *s, fb_layout l)
-{
-    fb_plan p;
-    if (!s->found)
-        return false;
-    l.n_rich = l.rich != l.recompute ? n_layer(s) : 0;
-    l.home_layers = 0, l.home_embed = l.home_head = false;
-    l.slots = n_layer(s);
-    s->effort.n_laid_out++;
-    fb_plan_lay_out(&p, &s->r, &l);
-    double compute = 0;
-    for (uint32_t i = 0; i < n_layer(s); i++) {
-        int w = fb_model_config_window(&s->r.manifest->cfg, i) > 0;
-        compute += s->costs.whole.forward[w] + s->costs.whole.backward[w][fb_plan_policy(&p, n_layer(s), i)];
-    }
-    return (compute + s->costs.whole.head) * (s->r.n_micro - 1) >= s->best.seconds;
+    l.home_layers = n_layer(s); /* needs no slots nor buffers for gradients to leave from, so it may fit where one less does not */
+    if (high < n_layer(s) && fill(s, &l))
+        consider(s, &l);
 }
 
 static void try_pass(seeker *s, uint32_t n_pass)
@@ -280,42 +313,49 @@ static void try_pass(seeker *s, uint32_t n_pass)
             continue;
         for (size_t i = 0; i < N_PAIR; i++) {
             /* A pair covers its members, unless keeping costs what the link carries. */
-            if (!may_pair(s, i) || (s->w->recompute == FB_WISH_AUTO && !on_host && pairs[i][0] == pairs[i][1] && n_layer(s) > 1))
+            if (!may_pair(s, i, on_host) || (s->w->recompute == FB_WISH_AUTO && !on_host && pairs[i][0] == pairs[i][1] && n_layer(s) > 1))
                 continue;
-            for (int home = 0; home < 2; home++)
-                for (int acc = n_pass > 1; acc >= 0; acc--) {
-                    fb_layout l = { .n_pass = n_pass, .recompute = pairs[i][0], .rich = pairs[i][1], .kept_on_host = on_host, .acc_on_device = acc };
-                    if (home && s->w->placement != FB_PLACE_AUTO)
-                        continue;
-                    place(s, &l, home, home);
-                    if (!is_hopeless(s, l))
-                        try_homes(s, l);
-                }
+            for (int home = 0; home < 2; home++) {
+                fb_layout l = { .n_pass = n_pass, .recompute = pairs[i][0], .rich = pairs[i][1], .kept_on_host = on_host, .acc_on_device = n_pass > 1 };
+                if (home && s->w->placement != FB_PLACE_AUTO)
+                    continue;
+                place(s, &l, home, home);
+                if (is_hopeless(s, l, n_layer(s)))
+                    continue;
+                bool before = s->any;
+                s->any = false;
+                try_homes(s, l);
+                l.acc_on_device = false; /* the neighbours of the best will tell whether it is better where both fit */
+                if (n_pass > 1 && !s->any)
+                    try_homes(s, l);
+                s->any = s->any || before;
+            }
         }
     }
 }
 
-/* The fewest passes that fit, and one more. */
+/* The fewest passes that fit, one more, and then ever more: where most is at home, passes cost little and save what is kept. */
 static void try_cut(seeker *s, uint32_t rows)
 {
-    bool before = s->found;
     take_cut(s, rows);
     if (s->w->n_pass != FB_AUTO) {
         try_pass(s, s->w->n_pass);
         return;
     }
-    uint32_t more = 1;
-    bool any = false;
-    for (uint32_t n_pass = 1; n_pass <= s->r.n_micro; n_pass = next_pass(s, n_pass)) {
-        candidate was = s->best;
+    uint32_t n_fitting = 0, most = s->r.n_micro;
+    for (uint32_t n_pass = 1; n_pass <= most; ) {
+        s->any = false;
         try_pass(s, n_pass);
-        any = any || s->found != before || s->best.seconds < was.seconds;
-        if ((any || before) && more-- == 0)
-            return;
+        n_fitting += s->any;
+        uint32_t next = next_pass(s, n_pass);
+        for (uint32_t at = next; n_fitting > 1 && at < 2 * n_pass && at <= most; at = next_pass(s, at))
+            next = at;
+        n_pass = n_pass < most && next > most ? most : next;
     }
 }
 
-/* Whatever needs least, all ways: if none of these fits, nothing does. */
+/* Whatever needs least, all ways: if none of these fits, nothing does.  A layer more at home is more on the device and less on the
+ * host, but for the window that the first one brings. */
 static void try_thriftiest(seeker *s)
 {
     fb_recompute policy = s->w->recompute == FB_WISH_AUTO ? FB_RECOMPUTE_FULL : (fb_recompute)s->w->recompute;
@@ -325,15 +365,24 @@ static void try_thriftiest(seeker *s)
             bool on_host = bits & 1, acc = bits & 2;
             fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : n_pass, .slots = slots, .recompute = policy, .rich = policy,
                             .kept_on_host = on_host, .acc_on_device = acc };
+            place(s, &l, bits & 4, bits & 8);
             if ((s->w->kept_on_host != FB_WISH_AUTO && s->w->kept_on_host != on_host) || (acc && l.n_pass == 1))
                 continue;
-            for (uint32_t h = 0; h <= n_layer(s); h++) {
-                l.home_layers = h;
-                place(s, &l, bits & 4, bits & 8);
+            consider(s, &l);
+            if (s->w->placement != FB_PLACE_AUTO)
+                continue;
+            if (grow(s, &l, &l.home_layers, 0, n_layer(s)))
                 consider(s, &l);
-                if (s->w->placement != FB_PLACE_AUTO)
-                    break;
+            uint32_t low = min_u32(1, n_layer(s)), high = n_layer(s);
+            while (low < high) {
+                l.home_layers = low + (high - low) / 2;
+                if (fits_host(s, &l))
+                    high = l.home_layers;
+                else
+                    low = l.home_layers + 1;
             }
+            l.home_layers = low;
+            consider(s, &l);
         }
 }
 
@@ -342,8 +391,8 @@ static void try_thriftiest(seeker *s)
 static void try_filled(seeker *s, fb_layout l)
 {
     place(s, &l, l.home_embed, l.home_head);
-    if (s->w->slots != FB_AUTO)
-        l.slots = s->w->slots;
+    l.n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : l.n_pass;
+    l.slots = s->w->slots != FB_AUTO ? s->w->slots : max_u32(l.slots, 1); /* there are none where everything is at home */
     consider(s, &l);
     fb_layout more = l;
     if (fill_slots(s, &more))
@@ -384,7 +433,10 @@ static void try_neighbours(seeker *s)
     for (size_t i = 0; i < N_PAIR; i++) {
         fb_layout l = c.layout;
         l.recompute = pairs[i][0], l.rich = pairs[i][1];
-        if (may_pair(s, i))
+        if (!may_pair(s, i, l.kept_on_host))
+            continue;
+        try_filled(s, l);
+        for (l.n_rich = 1; l.recompute < l.rich && l.n_rich <= 4; l.n_rich *= 2)
             try_filled(s, l);
     }
     fb_layout l = c.layout;
@@ -425,17 +477,23 @@ static void give_back(seeker *s)
 static void search(seeker *s, uint32_t preferred)
 {
     const fb_wishes *w = s->w;
-    if (w->micro_rows != FB_AUTO || s->r.unified) /* on the cpu a cut of its own would buy nothing */
-        try_cut(s, preferred);
-    else
-        for (uint32_t i = s->n_cut; i-- > 0;)
+    try_cut(s, preferred);
+    uint32_t last = UINT32_MAX; /* of cuts that are nearly the same one is enough: the best's neighbours come later */
+    for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;) /* on the cpu another cut would buy nothing */
+        if (i == 0 || s->cuts[i] < last - last / 4) {
             try_cut(s, s->cuts[i]);
+            last = s->cuts[i];
+        }
     for (uint32_t i = s->n_cut; i-- > 0 && !s->found && w->micro_rows == FB_AUTO && s->r.unified;)
         if (s->cuts[i] < preferred)
             try_cut(s, s->cuts[i]);
     if (!s->found) {
-        take_cut(s, w->micro_rows != FB_AUTO ? preferred : s->cuts[0]);
-        try_thriftiest(s);
+        uint32_t ends[] = { s->cuts[0], preferred, s->cuts[s->n_cut - 1] };
+        for (size_t i = 0; i < FB_COUNT(ends); i++)
+            if (w->micro_rows == FB_AUTO || i == 1) {
+                take_cut(s, ends[i]);
+                try_thriftiest(s);
+            }
     }
     for (uint32_t round = 0; s->found && round < ROUNDS_MAX; round++) {
         candidate was = s->best;

@@ -19,7 +19,7 @@ typedef struct fb_wishes {
     int          recompute;     /* fb_recompute, for all layers; FB_WISH_AUTO */
     uint32_t     slots;         /* FB_AUTO; FB_SLOTS_ALL */
     uint32_t     n_pass;        /* FB_AUTO */
-    fb_placement placement;     /* STREAM: nothing at home; RESIDENT: everything; LAYERS: the first home_layers layers */
+    fb_placement placement;     /* STREAM: nothing at home; RESIDENT: everything; LAYERS: the first home_layers, and an untied embedding */
     uint32_t     home_layers;
     int          kept_on_host;  /* FB_WISH_AUTO, 0, 1 */
 } fb_wishes;

@@ -79,6 +79,8 @@ typedef struct sim {
     fb_visit visits[2 * BLOCKS_MAX];
     uint32_t n_visit, n_slot;
     fb_slot  slots[BLOCKS_MAX];
+    uint32_t slot_of[BLOCKS_MAX];   /* of a layer; FB_NEVER: none */
+    uint32_t ahead_until;           /* visits before this one have what they want */
     event    loaded[BLOCKS_MAX], used[BLOCKS_MAX], head_loaded;
     bool     awaited[BLOCKS_MAX], head_valid;
     event    staging_free[N_STAGING], acc_free[N_ACC_MAX], table_free, final_free, out_free, pass_done;
@@ -288,7 +290,7 @@ static event event_of(const sim *s, int i)
     return (event){ (uint32_t)i, s->streams[i].tail };
 }
 
-static void wait(sim *s, int i, event e, fb_cause cause)
+static void waits(sim *s, int i, event e, fb_cause cause)
 {
     stream *q = &s->streams[i];
     if (e.seq > q->wait[e.stream]) {
@@ -367,9 +369,12 @@ static void await_update(sim *s, uint32_t block)
 
 static void load_layer(sim *s, uint32_t slot, uint32_t layer, uint32_t when)
 {
+    if (s->slots[slot].layer != FB_NEVER)
+        s->slot_of[s->slots[slot].layer] = FB_NEVER;
     s->slots[slot] = (fb_slot){ layer, when };
+    s->slot_of[layer] = slot;
     await_update(s, layer + 1);
-    wait(s, H2D, s->used[slot], FB_CAUSE_HOST);
+    waits(s, H2D, s->used[slot], FB_CAUSE_HOST);
     upload(s, extent(s, layer + 1) * act_size(s), FB_WORK_WEIGHTS, layer + 1);
     s->loaded[slot] = event_of(s, H2D);
     s->awaited[slot] = false;
@@ -388,42 +393,40 @@ static void load_head(sim *s)
     s->head_valid = true;
 }
 
+/* What has been sent ahead is not given up before its visit: where the last look ended, the next one begins. */
 static void prefetch(sim *s, uint32_t v)
 {
-    uint32_t last = s->m->n_block - 1;
-    bool next_wanted = true;
-    for (uint32_t q = v + 1; q < s->n_visit; q++) {
+    uint32_t last = s->m->n_block - 1, q = s->ahead_until > v + 1 ? s->ahead_until : v + 1;
+    for (; q < s->n_visit; q++) {
         const fb_visit *visit = &s->visits[q];
-        if (visit->kind == FB_VISIT_HEAD && !at_home(s, last)) {
-            if (s->head_valid)
-                continue;
+        bool next_wanted = q == v + 1;
+        if (visit->kind == FB_VISIT_HEAD && !at_home(s, last) && !s->head_valid) {
             if (!next_wanted && (s->remaining[last] || s->remaining[0]))
-                return;
+                break;
             load_head(s);
-        } else if ((visit->kind == FB_VISIT_FORWARD || visit->kind == FB_VISIT_BACKWARD) && !at_home(s, visit->layer + 1)) {
-            if (fb_slots_find(s->slots, s->n_slot, visit->layer) == FB_NEVER) {
-                uint32_t slot = fb_slots_victim(s->slots, s->n_slot, q);
-                if (slot == FB_NEVER || (!next_wanted && s->remaining[visit->layer + 1]))
-                    return;
-                load_layer(s, slot, visit->layer, q);
-            }
+        } else if ((visit->kind == FB_VISIT_FORWARD || visit->kind == FB_VISIT_BACKWARD) && !at_home(s, visit->layer + 1)
+                   && s->slot_of[visit->layer] == FB_NEVER) {
+            uint32_t slot = fb_slots_victim(s->slots, s->n_slot, q);
+            if (slot == FB_NEVER || (!next_wanted && s->remaining[visit->layer + 1]))
+                break;
+            load_layer(s, slot, visit->layer, q);
         }
-        next_wanted = false;
     }
+    s->ahead_until = q;
 }
 
 static uint32_t enter_layer(sim *s, uint32_t v, uint32_t layer)
 {
     if (at_home(s, layer + 1))
         return FB_NEVER;
-    uint32_t slot = fb_slots_find(s->slots, s->n_slot, layer);
+    uint32_t slot = s->slot_of[layer];
     if (slot == FB_NEVER) {
         slot = fb_slots_victim(s->slots, s->n_slot, v);
         assert(slot != FB_NEVER);
         load_layer(s, slot, layer, v);
     }
     if (!s->awaited[slot])
-        wait(s, COMPUTE, s->loaded[slot], FB_CAUSE_WEIGHTS);
+        waits(s, COMPUTE, s->loaded[slot], FB_CAUSE_WEIGHTS);
     s->awaited[slot] = true;
     return slot;
 }
@@ -468,7 +471,7 @@ static void send_for_kept(sim *s)
 {
     while (s->n_spare && s->next_kept < (uint64_t)n_layer(s) * s->n_group) {
         uint32_t layer = n_layer(s) - 1 - (uint32_t)(s->next_kept / s->n_group), g = (uint32_t)(s->next_kept % s->n_group);
-        wait(s, H2D, take_spare(s), FB_CAUSE_INPUTS);
+        waits(s, H2D, take_spare(s), FB_CAUSE_INPUTS);
         upload(s, kept_size(s, layer, g), FB_WORK_KEPT, layer + 1);
         s->ahead[s->n_ahead++] = event_of(s, H2D);
         s->next_kept++;
@@ -482,14 +485,14 @@ static void run_group(sim *s, double seconds, fb_work work, uint32_t layer, uint
         return;
     }
     if (work == FB_WORK_FORWARD) {
-        wait(s, COMPUTE, take_spare(s), FB_CAUSE_INPUTS);
+        waits(s, COMPUTE, take_spare(s), FB_CAUSE_INPUTS);
         enqueue(s, COMPUTE, seconds, work, layer + 1);
-        wait(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
+        waits(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
         download(s, kept_size(s, layer, g), FB_WORK_KEPT, layer + 1);
         s->spare[s->n_spare++] = event_of(s, D2H);
         return;
     }
-    wait(s, COMPUTE, s->ahead[0], FB_CAUSE_INPUTS);
+    waits(s, COMPUTE, s->ahead[0], FB_CAUSE_INPUTS);
     s->n_ahead--;
     for (uint32_t i = 0; i < s->n_ahead; i++)
         s->ahead[i] = s->ahead[i + 1];
@@ -546,9 +549,9 @@ static void send_gradient(sim *s, uint32_t block, event *free_event)
         uint64_t n = extent(s, block) - first < piece ? extent(s, block) - first : piece;
         send_leaving(s);
         if (copied)
-            wait(s, COMPUTE, s->out_free, FB_CAUSE_GRADIENTS);
+            waits(s, COMPUTE, s->out_free, FB_CAUSE_GRADIENTS);
         enqueue(s, COMPUTE, fb_cost_grad_out(m, s->p->act, n), FB_WORK_GRAD_OUT, block);
-        wait(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
+        waits(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
         s->leaving = (leaving){ true, block, first, n, copied ? &s->out_free : free_event };
     }
     if (copied)
@@ -559,7 +562,7 @@ static void open_accumulator(sim *s, uint32_t block, event *free_event, bool zer
 {
     bool owned = fb_plan_owns(s->p, s->m, FB_OWN_ACCUMULATOR, block);
     if (!owned)
-        wait(s, COMPUTE, *free_event, FB_CAUSE_GRADIENTS);
+        waits(s, COMPUTE, *free_event, FB_CAUSE_GRADIENTS);
     if (s->pass == 0) {
         if (zero)
             enqueue(s, COMPUTE, fb_cost_zero(s->c->machine, extent(s, block)), FB_WORK_GRAD_OUT, block);
@@ -567,9 +570,9 @@ static void open_accumulator(sim *s, uint32_t block, event *free_event, bool zer
     }
     if (owned)
         return;
-    wait(s, H2D, event_of(s, COMPUTE), FB_CAUSE_HOST);
+    waits(s, H2D, event_of(s, COMPUTE), FB_CAUSE_HOST);
     upload(s, extent(s, block) * sizeof(float), FB_WORK_ACCUMULATOR, block);
-    wait(s, COMPUTE, event_of(s, H2D), FB_CAUSE_GRADIENTS);
+    waits(s, COMPUTE, event_of(s, H2D), FB_CAUSE_GRADIENTS);
 }
 
 static void close_accumulator(sim *s, uint32_t block, event *free_event)
@@ -580,10 +583,10 @@ static void close_accumulator(sim *s, uint32_t block, event *free_event)
     }
     if (fb_plan_owns(s->p, s->m, FB_OWN_ACCUMULATOR, block))
         return;
-    wait(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
+    waits(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
     download(s, extent(s, block) * sizeof(float), FB_WORK_ACCUMULATOR, block);
     *free_event = event_of(s, D2H);
-    wait(s, H2D, *free_event, FB_CAUSE_GRADIENTS);
+    waits(s, H2D, *free_event, FB_CAUSE_GRADIENTS);
 }
 
 /* ---- visits ---- */
@@ -603,7 +606,7 @@ static void visit_embed(sim *s)
         upload(s, (uint64_t)over_micros(s->c, first, n, (double)s->c->whole.rows_size, (double)s->c->last.rows_size), FB_WORK_BATCH, 0);
         *staging = event_of(s, H2D);
     }
-    wait(s, COMPUTE, event_of(s, H2D), FB_CAUSE_DATA);
+    waits(s, COMPUTE, event_of(s, H2D), FB_CAUSE_DATA);
 }
 
 static void visit_forward(sim *s, uint32_t v, const fb_visit *visit)
@@ -640,13 +643,13 @@ static void visit_head(sim *s)
     if (!at_home(s, last)) {
         if (!s->head_valid)
             load_head(s);
-        wait(s, COMPUTE, s->head_loaded, FB_CAUSE_WEIGHTS);
+        waits(s, COMPUTE, s->head_loaded, FB_CAUSE_WEIGHTS);
     }
     open_accumulator(s, tied ? 0 : last, &s->table_free, true);
     if (tied)
         open_accumulator(s, last, &s->final_free, true);
     if (s->p->layout.kept_on_host) {
-        wait(s, H2D, event_of(s, D2H), FB_CAUSE_INPUTS);
+        waits(s, H2D, event_of(s, D2H), FB_CAUSE_INPUTS);
         send_for_kept(s);
     }
     enqueue(s, COMPUTE, OVER_MICROS(s->c, s->first, s->count, head), FB_WORK_LOSS, last);
@@ -657,21 +660,21 @@ static void visit_embed_backward(sim *s)
 {
     bool tied = s->m->cfg.tied;
     if (s->pass + 1 < s->p->layout.n_pass) {
-        wait(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
+        waits(s, D2H, event_of(s, COMPUTE), FB_CAUSE_HOST);
         download(s, s->count * s->c->whole.rows_size, FB_WORK_ACCUMULATOR, 0);
-        wait(s, COMPUTE, event_of(s, D2H), FB_CAUSE_GRADIENTS);
+        waits(s, COMPUTE, event_of(s, D2H), FB_CAUSE_GRADIENTS);
         if (tied)
             close_accumulator(s, 0, &s->table_free);
         return;
     }
     if (!tied) {
-        wait(s, COMPUTE, s->table_free, FB_CAUSE_GRADIENTS);
+        waits(s, COMPUTE, s->table_free, FB_CAUSE_GRADIENTS);
         enqueue(s, COMPUTE, fb_cost_zero(s->c->machine, extent(s, 0)), FB_WORK_GRAD_OUT, 0);
     }
     if (s->first) { /* one at a time, so the sum is the time */
-        wait(s, H2D, event_of(s, COMPUTE), FB_CAUSE_HOST);
+        waits(s, H2D, event_of(s, COMPUTE), FB_CAUSE_HOST);
         upload(s, s->first * s->c->whole.rows_size, FB_WORK_ACCUMULATOR, 0);
-        wait(s, COMPUTE, event_of(s, H2D), FB_CAUSE_GRADIENTS);
+        waits(s, COMPUTE, event_of(s, H2D), FB_CAUSE_GRADIENTS);
         enqueue(s, COMPUTE, s->first * s->c->whole.embed_grad, FB_WORK_EMBED, 0);
     }
     enqueue(s, COMPUTE, OVER_MICROS(s->c, s->first, s->count, embed_grad), FB_WORK_EMBED, 0);
@@ -684,9 +687,9 @@ static void visit_embed_backward(sim *s)
 static void run_pass(sim *s)
 {
     s->n_group = s->count < GROUPS_MAX ? s->count : GROUPS_MAX;
-    wait(s, H2D, s->pass_done, FB_CAUSE_HOST);
+    waits(s, H2D, s->pass_done, FB_CAUSE_HOST);
     upload(s, s->count * s->p->meta_size, FB_WORK_BATCH, 0);
-    wait(s, COMPUTE, event_of(s, H2D), FB_CAUSE_DATA);
+    waits(s, COMPUTE, event_of(s, H2D), FB_CAUSE_DATA);
     for (uint32_t i = 0; i < FB_INPUT_SPARES; i++)
         s->spare[i] = (event){ 0 };
     s->n_spare = FB_INPUT_SPARES;
@@ -695,6 +698,7 @@ static void run_pass(sim *s)
     for (uint32_t i = 0; i < s->n_slot; i++)
         if (s->slots[i].layer != FB_NEVER && s->slots[i].next_use >= s->n_visit)
             s->slots[i].next_use -= s->n_visit;
+    s->ahead_until = 0;
     for (uint32_t v = 0; v < s->n_visit; v++) {
         const fb_visit *visit = &s->visits[v];
         switch (visit->kind) {
@@ -709,6 +713,26 @@ static void run_pass(sim *s)
             host_waits(s, UNTIL_REST, 0, (event){ 0 }, FB_CAUSE_HOST);
     }
     s->pass_done = event_of(s, COMPUTE);
+}
+
+/* All passes but the first and the last are alike, and between passes compute waits for what leaves: one stands for all. */
+static void run_middle_passes(sim *s)
+{
+    fb_timeline *t = s->t;
+    host_waits(s, UNTIL_REST, 0, (event){ 0 }, FB_CAUSE_GRADIENTS);
+    fb_timeline before = *t;
+    double begun = s->now, more = s->p->layout.n_pass - 3;
+    run_pass(s);
+    host_waits(s, UNTIL_REST, 0, (event){ 0 }, FB_CAUSE_GRADIENTS);
+    for (int i = 0; i < FB_RESOURCE_COUNT; i++)
+        t->busy[i] += more * (t->busy[i] - before.busy[i]);
+    for (int i = 0; i < FB_CAUSE_COUNT; i++)
+        t->idle[i] += more * (t->idle[i] - before.idle[i]);
+    t->h2d_size += (s->p->layout.n_pass - 3) * (t->h2d_size - before.h2d_size);
+    t->d2h_size += (s->p->layout.n_pass - 3) * (t->d2h_size - before.d2h_size);
+    s->now += more * (s->now - begun);
+    s->job_begun = s->now;
+    s->pass = s->p->layout.n_pass - 2;
 }
 
 /* What the step before has left to do. */
@@ -753,6 +777,8 @@ void fb_simulate(fb_timeline *t, const fb_plan *p, const fb_manifest *m, const f
         s.loaded[i] = s.used[i] = (event){ 0 };
         s.awaited[i] = false;
     }
+    for (uint32_t i = 0; i < m->cfg.n_layer; i++)
+        s.slot_of[i] = FB_NEVER;
     s.head_valid = false;
     s.head_loaded = s.table_free = s.final_free = s.out_free = s.pass_done = (event){ 0 };
     for (int i = 0; i < N_STAGING; i++)
@@ -764,7 +790,10 @@ void fb_simulate(fb_timeline *t, const fb_plan *p, const fb_manifest *m, const f
     for (s.pass = 0; s.pass < p->layout.n_pass; s.pass++) {
         s.first = s.pass * p->micro_per_pass;
         s.count = c->n_micro - s.first < p->micro_per_pass ? c->n_micro - s.first : p->micro_per_pass;
-        run_pass(&s);
+        if (s.pass == 1 && p->layout.n_pass > 3)
+            run_middle_passes(&s);
+        else
+            run_pass(&s);
     }
     host_waits(&s, UNTIL_REST, 0, (event){ 0 }, FB_CAUSE_GRADIENTS);
     host_waits(&s, UNTIL_ALL_CLEAN, 0, (event){ 0 }, FB_CAUSE_UPDATE); /* clipping off: the next step waits for it */
