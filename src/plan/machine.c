@@ -122,7 +122,8 @@ static void read_number(reader *r, const field *f, const json_t *value, void *ou
     char shown[SHOWN_SIZE];
     bool whole = f->kind != REAL;
     if (!(whole ? json_is_integer(value) : json_is_number(value)) || !in_range(f, json_number_value(value)))
-        refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, show(shown, value), whole ? "an integer" : "a number", f->min, f->max);
+        refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, show(shown, value), whole ? "an integer" : "a number",
+               f->min, f->max);
     else if (f->kind == REAL)
         *(double *)out = json_number_value(value);
     else if (f->kind == COUNT)
@@ -150,7 +151,8 @@ static void read_curve(reader *r, const field *f, const json_t *value, fb_curve 
         if (!(out->x[i] > 0 && out->x[i] <= 1e18))
             refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, show(shown, point), i + 1);
         else if (i > 0 && !(out->x[i] > out->x[i - 1]))
-            refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, show(shown, point), i + 1, out->x[i - 1]);
+            refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, show(shown, point), i + 1,
+                   out->x[i - 1]);
         else if (!in_range(f, out->y[i]))
             refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, show(shown, point), i + 1, f->min, f->max);
     }
@@ -206,7 +208,8 @@ fb_status fb_machine_parse(fb_machine *out, const char *text, size_t size, const
         if (!is_known(key))
             refuse(&r, "has '%.64s', which is no field of a machine profile; remarks go into 'notes'", key);
     if (m.overhead >= m.memory)
-        refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead, (unsigned long long)m.memory);
+        refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead,
+               (unsigned long long)m.memory);
     if (r.st == FB_OK)
         *out = m;
     json_decref(root);
@@ -412,35 +415,24 @@ fb_status fb_machine_find(fb_machine *out, const char *name, fb_error *err)
             goto done;
         }
     listing_names(&l, known, sizeof known);
-    st = fb_fail(err, FB_INPUT, "there is no machine profile '%.64s'; known are: %s; or give the path of one that forebay probe --out wrote",
-                 name, known);
+    st = fb_fail(err, FB_INPUT, "there is no machine profile '%.64s'; known are: %s; or give the path of one that forebay probe "
+                 "--out wrote", name, known);
 done:
     listing_free(&l);
     return st;
 }
 
-static bool is_word_char(char c)
+/* "NVIDIA H200, compute capability 9.0": the product's name is what comes first.  The whole of it counts: an "RTX 4090 Laptop
+ * GPU" is no "RTX 4090". */
+static bool is_product(const char *device, const char *product)
 {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    size_t length = strcspn(device, ",");
+    return strlen(product) == length && strncmp(device, product, length) == 0;
 }
 
-/* `words` stands in `name` with no letter or digit on either side: "RTX 4090" is not in "RTX 40900". */
-static bool has_words(const char *name, const char *words)
+static double distance(const fb_machine *m, uint64_t ram)
 {
-    size_t length = strlen(words);
-    for (const char *s = name; (s = strstr(s, words)) != NULL; s++)
-        if ((s == name || !is_word_char(s[-1])) && !is_word_char(s[length]))
-            return true;
-    return false;
-}
-
-/* Better: more of the name is matched; then the ram is nearer, as a ratio. */
-static bool fits_better(const fb_machine *a, const fb_machine *b, uint64_t ram)
-{
-    size_t na = strlen(a->device), nb = strlen(b->device);
-    if (na != nb || !ram)
-        return na > nb;
-    return fabs(log((double)a->ram / (double)ram)) < fabs(log((double)b->ram / (double)ram));
+    return ram ? fabs(log((double)m->ram / (double)ram)) : 0;
 }
 
 fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ram, fb_error *err)
@@ -453,7 +445,7 @@ fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ra
     for (int i = 0; i < l.n; i++) {
         FB_TRY(fb_path_join(path, sizeof path, l.folder, l.entries[i]->d_name, err));
         FB_TRY(fb_machine_read(&m, path, err));
-        if (has_words(device, m.device) && (!best.device[0] || fits_better(&m, &best, ram)))
+        if (is_product(device, m.device) && (!best.device[0] || distance(&m, ram) < distance(&best, ram)))
             best = m;
     }
     if (best.device[0])

@@ -19,7 +19,7 @@ double fb_curve_at(const fb_curve *c, double x); /* 0 of an empty curve */
 
 typedef struct fb_machine {
     char     name[96];            /* "H200, 16 cores, 128 GiB" */
-    char     device[96];          /* found as whole words in the device's own name: "NVIDIA H200"; "cpu" */
+    char     device[96];          /* fb_device_info.name up to its first comma: "NVIDIA H200"; "cpu" */
     bool     measured;            /* false: from data sheets */
     bool     unified;             /* device memory is host memory */
     /* device */
@@ -67,8 +67,8 @@ fb_status fb_machine_write(const fb_machine *m, const fb_machine_origin *origin,
 
 /* name: a file's path (it has a '/' or ends in ".json"), or a shipped profile's name ("h200", "rtx4090"). */
 fb_status fb_machine_find(fb_machine *out, const char *name, fb_error *err);
-/* The shipped profile whose device fits the device's own name best and, of several, whose ram is nearest (0: any).
- * FB_INPUT: none. */
+/* The shipped profile of the device with this name (fb_device_info.name); of several the one whose ram is nearest as a ratio,
+ * or the first by name (ram 0).  FB_INPUT: none. */
 fb_status fb_machine_for_device(fb_machine *out, const char *device, uint64_t ram, fb_error *err);
 
 #endif

@@ -1,16 +1,20 @@
 /* probe.c - `forebay probe`: measures this machine, shows it, writes its profile. */
 #include "run/probe.h"
 
+#include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "config/options.h"
+#include "io/file.h"
 #include "run/sink.h"
 
 /* ---- shared by the parts ---- */
@@ -234,15 +238,26 @@ static fb_status measure(fb_prober *p, const char *disk_dir, fb_error *err)
         { "host memory and update", fb_probe_host }, { "link", fb_probe_link },
     };
     fb_status st = FB_OK;
+    if (disk_dir) /* first, since it may fail for the name's sake */
+        FB_TRY(fb_probe_disk(p, disk_dir, err));
     for (size_t i = 0; i < FB_COUNT(parts); i++) {
         double since = fb_clock();
         FB_TRY(parts[i].run(p, err));
         fb_say(p->sink, FB_SAY_PROGRESS, "%s: %.1f s", parts[i].what, fb_clock() - since);
     }
-    if (disk_dir)
-        FB_TRY(fb_probe_disk(p, disk_dir, err));
 done:
     return st;
+}
+
+/* Before minutes are spent on what could then not be kept. */
+static fb_status check_out(const char *path, fb_error *err)
+{
+    char folder[FB_PATH_SIZE];
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    if (access(folder, W_OK | X_OK) == 0)
+        return FB_OK;
+    return fb_fail_file(err, FB_IO, path, "cannot be written there: %s; name another file after --out", strerror(errno));
 }
 
 fb_status fb_probe(const fb_probe_request *r, fb_error *err)
@@ -254,6 +269,8 @@ fb_status fb_probe(const fb_probe_request *r, fb_error *err)
     const time_t now = time(NULL);
     struct tm day;
     FB_TRY(read_options(&o, r, err));
+    if (r->out)
+        FB_TRY(check_out(r->out, err));
     FB_TRY(prober_open(&p, &o, err));
     FB_TRY(measure(&p, r->disk_dir, err));
     shorten_all(&p.m);

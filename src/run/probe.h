@@ -20,6 +20,7 @@ typedef struct fb_prober {
     void           *notes;       /* FB_PROBE_NOTES_SIZE bytes, pinned too, to send small things from */
     fb_team        *team;        /* of the host, all cores */
     fb_host_arrays  arrays;
+    fb_task         triad;       /* the faster one here; after fb_probe_host */
     fb_machine      m;           /* what was found */
     double          spread;      /* the largest (max - min) / median so far */
     const fb_sink  *sink;
@@ -35,7 +36,7 @@ fb_status fb_prober_alloc(fb_prober *p, uint64_t size, void **out, fb_error *err
 fb_status fb_probe_products(fb_prober *p, fb_error *err);  /* matmul_* */
 fb_status fb_probe_attention(fb_prober *p, fb_error *err); /* attention_*; after the products */
 fb_status fb_probe_rows(fb_prober *p, fb_error *err);      /* memory_rate, launch */
-fb_status fb_probe_link(fb_prober *p, fb_error *err);      /* h2d, d2h, *_both, copy_latency; dram_dma */
+fb_status fb_probe_link(fb_prober *p, fb_error *err);      /* h2d, d2h, *_both, copy_latency; dram_dma, after the host */
 fb_status fb_probe_host(fb_prober *p, fb_error *err);      /* dram, update, gather */
 fb_status fb_probe_disk(fb_prober *p, const char *dir, fb_error *err); /* disk_* */
 

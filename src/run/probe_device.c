@@ -202,8 +202,8 @@ static fb_status attention_open(fb_prober *p, uint32_t t, attention *a, fb_error
     fb_attention fwd = { .act = p->act, .t = t, .n_head = HEADS, .n_kv_head = KV_HEADS, .head_dim = HEAD_DIM,
                          .scale = 1 / sqrtf(HEAD_DIM), .span = a->span, .q = q, .q_ld = width, .k = q + k, .k_ld = width,
                          .v = q + v, .v_ld = width, .o = a->o, .o_ld = q_width, .lse = a->lse };
-    a->bwd = (fb_attention_bwd){ .fwd = fwd, .d_o = a->d_o, .do_ld = q_width, .dq = dq, .dq_ld = width, .dk = dq + k, .dk_ld = width,
-                                 .dv = dq + v, .dv_ld = width, .scratch = a->scratch };
+    a->bwd = (fb_attention_bwd){ .fwd = fwd, .d_o = a->d_o, .do_ld = q_width, .dq = dq, .dq_ld = width, .dk = dq + k,
+                                 .dk_ld = width, .dv = dq + v, .dv_ld = width, .scratch = a->scratch };
 done:
     return st; /* whoever asked closes, either way */
 }
@@ -276,8 +276,8 @@ fb_status fb_probe_rows(fb_prober *p, fb_error *err)
     fb_rms_norm norm = { .act = p->act, .t = t, .c = WIDTH, .eps = 1e-5f, .x = x, .w = w, .y = y, .rstd = rstd };
     const call calls[] = {
         { run_rms_norm, &norm },
-        { run_rms_norm_bwd, &(fb_rms_norm_bwd){ .act = p->act, .t = t, .c = WIDTH, .x = x, .w = w, .dy = y, .rstd = rstd, .add = gu,
-                                                .dx = dgu, .dw = dw } },
+        { run_rms_norm_bwd, &(fb_rms_norm_bwd){ .act = p->act, .t = t, .c = WIDTH, .x = x, .w = w, .dy = y, .rstd = rstd,
+                                                .add = gu, .dx = dgu, .dw = dw } },
         { run_swiglu, &(fb_swiglu){ .act = p->act, .t = t, .f = WIDTH, .gu = gu, .y = y } },
         { run_swiglu_bwd, &(fb_swiglu_bwd){ .act = p->act, .t = t, .f = WIDTH, .gu = gu, .dy = y, .dgu = dgu } },
     };

@@ -29,9 +29,13 @@ static void probe_dram(fb_prober *p)
 {
     const fb_task triads[] = { fb_host_triad_plain(), fb_host_triad_streaming() };
     p->m.dram = 0;
-    for (size_t i = 0; i < FB_COUNT(triads); i++)
-        if (triads[i])
-            p->m.dram = fmax(p->m.dram, FB_TRIAD_BYTES * (double)p->arrays.n / pass_seconds(p, p->team, triads[i]));
+    for (size_t i = 0; i < FB_COUNT(triads); i++) {
+        double rate = triads[i] ? FB_TRIAD_BYTES * (double)p->arrays.n / pass_seconds(p, p->team, triads[i]) : 0;
+        if (rate > p->m.dram) {
+            p->m.dram = rate;
+            p->triad = triads[i];
+        }
+    }
 }
 
 /* 1, 2, 4 ... threads, and all. */
@@ -124,7 +128,8 @@ static fb_status read_file(int fd, const char *path, fb_prober *p, uint64_t size
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return fb_fail_file(err, FB_IO, path, "cannot be read back: %s", n < 0 ? strerror(errno) : "it is shorter than what was written");
+            return fb_fail_file(err, FB_IO, path, "cannot be read back: %s",
+                                n < 0 ? strerror(errno) : "it is shorter than what was written");
         got += (uint64_t)n;
     }
     *rate = (double)got / (fb_clock() - since);

@@ -123,7 +123,8 @@ static fb_status both_once(fb_prober *p, lane lanes[2], double rates[2], fb_erro
         for (int k = 0; k < 2; k++) {
             const uint64_t places = p->pinned_size / 2 / large_size; /* each direction has a half of the host's buffer */
             if (i > 0)
-                FB_TRY(copy(p, lanes[k].stream, lanes[k].device, ((uint64_t)i % places + (uint64_t)k * places) * large_size, large_size, err));
+                FB_TRY(copy(p, lanes[k].stream, lanes[k].device, ((uint64_t)i % places + (uint64_t)k * places) * large_size,
+                            large_size, err));
             FB_TRY(ops->record(p->d, lanes[k].stream, lanes[k].events[i], err));
         }
     for (int k = 0; k < 2; k++)
@@ -168,11 +169,11 @@ static void note_end(void *arg, bool failed)
 
 /* Triads on all cores for as long as copies run both ways; bytes a second of those that ended before the first of the
  * two directions did. */
-static fb_status triads_during_copies(fb_prober *p, void *up, void *down, fb_task triad, double *rate, fb_error *err)
+static fb_status triads_during_copies(fb_prober *p, void *up, void *down, double *rate, fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_device_ops *ops = p->d->ops;
-    const double wanted = 0.3;
+    const double wanted = 0.25;
     atomic_bool ended = false;
     const uint64_t places = p->pinned_size / 2 / large_size;
     const double slower = fmin(p->m.h2d_both, p->m.d2h_both);
@@ -188,7 +189,7 @@ static fb_status triads_during_copies(fb_prober *p, void *up, void *down, fb_tas
     if (st == FB_OK)
         st = ops->call(p->d, FB_STREAM_D2H, note_end, &ended, err);
     while (st == FB_OK) {
-        double pass = fb_host_pass(p->team, &p->arrays, triad);
+        double pass = fb_host_pass(p->team, &p->arrays, p->triad);
         bool whole = !atomic_load(&ended);
         if (whole || passes == 0) { /* a host so slow that no pass ends in time: what it did mostly meanwhile */
             passes++;
@@ -209,16 +210,10 @@ static fb_status triads_during_copies(fb_prober *p, void *up, void *down, fb_tas
 static fb_status memory_beside_copies(fb_prober *p, void *up, void *down, fb_error *err)
 {
     fb_status st = FB_OK;
-    fb_task triads[] = { fb_host_triad_plain(), fb_host_triad_streaming() };
-    p->m.dram_dma = 0;
-    for (size_t k = 0; k < FB_COUNT(triads); k++) {
-        double samples[3];
-        if (!triads[k])
-            continue;
-        for (int i = 0; i < 3; i++)
-            FB_TRY(triads_during_copies(p, up, down, triads[k], &samples[i], err));
-        p->m.dram_dma = fmax(p->m.dram_dma, fb_prober_median(p, samples, 3));
-    }
+    double samples[FB_PROBE_RUNS];
+    for (int i = 0; i < FB_PROBE_RUNS; i++)
+        FB_TRY(triads_during_copies(p, up, down, &samples[i], err));
+    p->m.dram_dma = fb_prober_median(p, samples, FB_PROBE_RUNS);
 done:
     return st;
 }
