@@ -19,6 +19,7 @@ typedef struct seeker {
     const fb_machine *m;
     const fb_wishes  *w;
     fb_search_effort  effort;
+    bool              only_fits; /* is all that is asked */
     uint32_t          cuts[CUTS_MAX], n_cut; /* rows of a micro-batch that are tried, rising */
     bool              found, any; /* a layout that fits: at all; since this was last set to false */
     candidate         best;
@@ -130,6 +131,8 @@ static bool consider(seeker *s, const fb_layout *l)
     fb_timeline t = { 0 };
     if (!lay_out(s, &p, l))
         return false;
+    if (s->only_fits)
+        return s->found = true;
     candidate c = { .layout = p.layout, .micro_rows = s->r.micro_rows, .bytes = p.device_bytes + p.host_bytes };
     c.seconds = fb_simulate_bound(&p, s->r.manifest, &s->costs) * (1 - 1e-9);
     if (s->found && !is_better(&c, &s->best))
@@ -354,16 +357,16 @@ static void try_cut(seeker *s, uint32_t rows)
     }
 }
 
-/* Whatever needs least, all ways: if none of these fits, nothing does.  A layer more at home is more on the device and less on the
- * host, but for the window that the first one brings. */
+/* Whatever needs least, all ways: if none of these fits, nothing does.  Of several passes, one for each micro-batch needs least.  A
+ * layer more at home is more on the device and less on the host, but for the window that the first one brings. */
 static void try_thriftiest(seeker *s)
 {
     fb_recompute policy = s->w->recompute == FB_WISH_AUTO ? FB_RECOMPUTE_FULL : (fb_recompute)s->w->recompute;
     uint32_t slots = s->w->slots != FB_AUTO ? s->w->slots : 1;
-    for (uint32_t n_pass = 1; n_pass <= s->r.n_micro; n_pass = next_pass(s, n_pass))
-        for (int bits = 0; bits < 16; bits++) {
+    for (int many = 0; many < 2; many++)
+        for (int bits = 0; bits < 16 && !(s->only_fits && s->found); bits++) {
             bool on_host = bits & 1, acc = bits & 2;
-            fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : n_pass, .slots = slots, .recompute = policy, .rich = policy,
+            fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : many ? s->r.n_micro : 1, .slots = slots, .recompute = policy, .rich = policy,
                             .kept_on_host = on_host, .acc_on_device = acc };
             place(s, &l, bits & 4, bits & 8);
             if ((s->w->kept_on_host != FB_WISH_AUTO && s->w->kept_on_host != on_host) || (acc && l.n_pass == 1))
@@ -383,6 +386,17 @@ static void try_thriftiest(seeker *s)
             }
             l.home_layers = low;
             consider(s, &l);
+        }
+}
+
+/* The same for the cuts that can be the thriftiest. */
+static void try_ends(seeker *s, uint32_t preferred)
+{
+    uint32_t ends[] = { s->cuts[0], preferred, s->cuts[s->n_cut - 1] };
+    for (size_t i = 0; i < FB_COUNT(ends); i++)
+        if (s->w->micro_rows == FB_AUTO || i == 1) {
+            take_cut(s, ends[i]);
+            try_thriftiest(s);
         }
 }
 
@@ -487,14 +501,8 @@ static void search(seeker *s, uint32_t preferred)
     for (uint32_t i = s->n_cut; i-- > 0 && !s->found && w->micro_rows == FB_AUTO && s->r.unified;)
         if (s->cuts[i] < preferred)
             try_cut(s, s->cuts[i]);
-    if (!s->found) {
-        uint32_t ends[] = { s->cuts[0], preferred, s->cuts[s->n_cut - 1] };
-        for (size_t i = 0; i < FB_COUNT(ends); i++)
-            if (w->micro_rows == FB_AUTO || i == 1) {
-                take_cut(s, ends[i]);
-                try_thriftiest(s);
-            }
-    }
+    if (!s->found)
+        try_ends(s, preferred);
     for (uint32_t round = 0; s->found && round < ROUNDS_MAX; round++) {
         candidate was = s->best;
         try_neighbours(s);
@@ -505,22 +513,30 @@ static void search(seeker *s, uint32_t preferred)
         give_back(s);
 }
 
-fb_status fb_plan_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *m, const fb_wishes *w,
-                         fb_search_effort *effort, fb_error *err)
+static fb_status begin(seeker *s, fb_plan_request *r, const fb_machine *m, const fb_wishes *w, uint32_t *preferred, fb_error *err)
 {
     uint32_t rows = w->load.rows_per_step;
     assert(r->train && rows);
-    seeker s = { .r = *r, .m = m, .w = w };
-    uint32_t preferred = min_u32(w->micro_rows != FB_AUTO ? w->micro_rows : r->micro_rows, rows);
-    preferred = max_u32(preferred, 1);
-    r->micro_rows = preferred, r->n_micro = cut_of(w, preferred);
-    list_cuts(&s, preferred);
-    if (s.n_cut == 0 || w->micro_rows != FB_AUTO) {
-        fb_status st = fb_plan_check(r, err);
-        if (st != FB_OK)
-            return st;
-    }
-    s.r.micro_rows = 0;
+    *s = (seeker){ .r = *r, .m = m, .w = w };
+    *preferred = max_u32(min_u32(w->micro_rows != FB_AUTO ? w->micro_rows : r->micro_rows, rows), 1);
+    r->micro_rows = *preferred, r->n_micro = cut_of(w, *preferred);
+    list_cuts(s, *preferred);
+    s->r.micro_rows = 0; /* no cut is in hand */
+    fb_status st = fb_plan_check(r, err);
+    if (st == FB_OK || s->n_cut == 0 || w->micro_rows != FB_AUTO)
+        return st;
+    *preferred = s->cuts[s->n_cut - 1];
+    return FB_OK;
+}
+
+fb_status fb_plan_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *m, const fb_wishes *w,
+                         fb_search_effort *effort, fb_error *err)
+{
+    seeker s;
+    uint32_t preferred;
+    fb_status st = begin(&s, r, m, w, &preferred, err);
+    if (st != FB_OK)
+        return st;
     search(&s, preferred);
     const candidate *c = s.found ? &s.best : &s.least;
     take_cut(&s, c->micro_rows);
@@ -531,4 +547,17 @@ fb_status fb_plan_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const
     if (t)
         fb_simulate(t, out, r->manifest, &s.costs);
     return fb_plan_refuse(out, r, err);
+}
+
+bool fb_plan_can_fit(const fb_plan_request *r, const fb_machine *m, const fb_wishes *w)
+{
+    seeker s;
+    uint32_t preferred;
+    fb_error unused;
+    fb_plan_request asked = *r;
+    if (begin(&s, &asked, m, w, &preferred, &unused) != FB_OK)
+        return false;
+    s.only_fits = true;
+    try_ends(&s, preferred);
+    return s.found;
 }

@@ -35,4 +35,7 @@ typedef struct fb_search_effort {
 fb_status fb_plan_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *m, const fb_wishes *w,
                          fb_search_effort *effort, fb_error *err);
 
+/* Whether any layout fits: what fb_plan_search would find out, in a fraction of its time. */
+bool fb_plan_can_fit(const fb_plan_request *r, const fb_machine *m, const fb_wishes *w);
+
 #endif

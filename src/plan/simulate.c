@@ -7,7 +7,7 @@
 
 enum { COMPUTE, H2D, D2H, N_STREAM };
 enum { QUEUE_MAX = 1024, BLOCKS_MAX = 520, N_ACC_MAX = 2 }; /* as many layers as a configuration may have, 512 */
-enum { N_STAGING = 2, GROUPS_MAX = 8 }; /* micro-batches of a visit are simulated in so many groups at most */
+enum { SLABS_MANY = 12, N_STAGING = 2, GROUPS_MAX = 8 }; /* micro-batches of a visit are simulated in so many groups at most */
 
 const char *fb_resource_str(fb_resource r)
 {
@@ -75,6 +75,7 @@ typedef struct sim {
     double   job_begun;
     uint64_t remaining[BLOCKS_MAX]; /* elements of a block's update; 0: clean */
     uint32_t n_dirty, n_slab_free;
+    uint64_t slab_elems;
     /* the engine's */
     fb_visit visits[2 * BLOCKS_MAX];
     uint32_t n_visit, n_slot;
@@ -515,7 +516,7 @@ static void send_leaving(sim *s)
         if (l.first == 0)
             expect_update(s, l.block);
         for (uint64_t at = 0; at < l.n;) {
-            uint64_t n = l.n - at < s->p->slab_elems ? l.n - at : s->p->slab_elems;
+            uint64_t n = l.n - at < s->slab_elems ? l.n - at : s->slab_elems;
             host_waits(s, UNTIL_SLAB, 0, (event){ 0 }, FB_CAUSE_GRADIENTS);
             s->n_slab_free--;
             op *o = download(s, n * act_size(s), FB_WORK_GRADIENT, l.block);
@@ -767,7 +768,10 @@ void fb_simulate(fb_timeline *t, const fb_plan *p, const fb_manifest *m, const f
             q->wait[k] = 0, q->cause[k] = FB_CAUSE_HOST;
     }
     s.job_head = s.job_tail = s.n_dirty = 0;
-    s.n_slab_free = p->n_slab;
+    /* Where blocks are many times larger than slabs, two count as one: the same bytes are under way, in half the events. */
+    bool coarse = m->extent_max_layer > SLABS_MANY * p->slab_elems && p->n_slab % 2 == 0;
+    s.n_slab_free = coarse ? p->n_slab / 2 : p->n_slab;
+    s.slab_elems = coarse ? 2 * p->slab_elems : p->slab_elems;
     for (uint32_t b = 0; b < m->n_block; b++)
         s.remaining[b] = 0;
     s.n_visit = fb_schedule_build(s.visits, m->cfg.n_layer, true);

@@ -254,7 +254,7 @@ static void more_is_never_slower(void **unused)
     fb_manifest_free(&m);
 }
 
-/* 120 layers and 96 rows: so few simulations that a slow core does them in a second (a simulation takes below 0.3 ms). */
+/* 120 layers and 96 rows: a second's worth of simulations on a core of 2020, at 0.1 ms each, and of layouts, at 5 us. */
 static void the_search_is_short(void **unused)
 {
     (void)unused;
@@ -272,7 +272,7 @@ static void the_search_is_short(void **unused)
         r.hbm_budget = hbm;
         fb_status st = fb_plan_search(&p, NULL, &r, &machine, &w, &effort, &err);
         print_message("%s: %u laid out, %u simulated\n", st == FB_OK ? "found" : "refused", effort.n_laid_out, effort.n_simulated);
-        assert_true(effort.n_simulated < 4000 && effort.n_laid_out < 100000);
+        assert_true(effort.n_simulated < 6000 && effort.n_laid_out < 100000);
     }
     fb_manifest_free(&m);
 }
