@@ -12,8 +12,10 @@
 
 static const fb_choice stages[] = { { "sft", FB_STAGE_SFT }, { "pt", FB_STAGE_PT }, { 0 } };
 static const fb_choice strategies[] = { { "no", FB_SAVE_NO }, { "steps", FB_SAVE_STEPS }, { "epoch", FB_SAVE_EPOCH }, { 0 } };
-static const fb_choice recomputes[] = { { "none", FB_RECOMPUTE_NONE }, { "selective", FB_RECOMPUTE_SELECTIVE },
+static const fb_choice recomputes[] = { { "auto", FB_RECOMPUTE_AUTO }, { "none", FB_RECOMPUTE_NONE }, { "selective", FB_RECOMPUTE_SELECTIVE },
                                      { "full", FB_RECOMPUTE_FULL }, { 0 } };
+static const fb_choice places[] = { { "auto", FB_PLACE_AUTO }, { "device", FB_PLACE_DEVICE }, { "host", FB_PLACE_HOST }, { 0 } };
+static const fb_choice placements[] = { { "auto", 0 }, { "stream", 0 }, { "resident", 0 }, { "layers:*", 0 }, { 0 } };
 static const fb_choice save_dtypes[] = { { "auto", FB_DTYPE_AUTO }, { "float32", FB_F32 }, { "float16", FB_F16 },
                                       { "bfloat16", FB_BF16 }, { 0 } };
 static const fb_choice compute_dtypes[] = { { "auto", FB_DTYPE_AUTO }, { "float32", FB_F32 }, { "bfloat16", FB_BF16 }, { 0 } };
@@ -67,7 +69,7 @@ const fb_key fb_key_table[] = {
     KEY_U32(per_device_train_batch_size, "1", 1, U32_MAX, 0, "rows in a batch"),
     KEY_U32(per_device_eval_batch_size, NULL, 1, U32_MAX, 0, "rows in an evaluation batch; default: the training one"),
     KEY_U32(gradient_accumulation_steps, "1", 1, U32_MAX, 0, "batches in an update"),
-    KEY_U32(micro_batch, "auto", 1, U32_MAX, FB_KEY_AUTO, "rows that one kernel launch sees; auto: per_device_train_batch_size"),
+    KEY_U32(micro_batch, "auto", 1, U32_MAX, FB_KEY_AUTO, "rows that one kernel launch sees; auto: the plan chooses"),
     /* optimizer and schedule */
     KEY_REAL(learning_rate, "5e-5", 0, 1000, 0, "peak learning rate"),
     KEY_CHOICE(lr_scheduler_type, "linear", schedules, "learning-rate schedule"),
@@ -108,9 +110,14 @@ const fb_key fb_key_table[] = {
     KEY_CHOICE(compute_dtype, "auto", compute_dtypes, "auto: bfloat16 on cuda, float32 on cpu"),
     KEY_SIZE(hbm_budget, "device memory to use; auto: what is free (cpu: no limit)"),
     KEY_SIZE(ram_budget, "host memory to use; auto: what the machine has"),
-    KEY_U32(slots, "2", 1, U32_MAX, FB_KEY_ALL, "device buffers that blocks stream through"),
+    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device with their state: auto, none (stream), all (resident), or "
+             "the embedding and the first N layers (layers:N)"),
+    KEY_U32(slots, "auto", 1, U32_MAX, FB_KEY_ALL | FB_KEY_AUTO, "device buffers that blocks stream through"),
+    KEY_U32(passes, "auto", 1, U32_MAX, FB_KEY_AUTO, "parts of a step that go through all blocks one after the other"),
+    KEY_CHOICE(activations, "auto", places, "where what the forward keeps waits for the backward"),
+    KEY_CHOICE(accumulators, "auto", places, "where gradients of streamed blocks wait between passes"),
     KEY_BOOL(overlap, "true", "copy while computing"),
-    KEY_CHOICE(recompute, "selective", recomputes, "what the backward computes again: nothing, the cheap part, all of a block"),
+    KEY_CHOICE(recompute, "auto", recomputes, "what the backward computes again: nothing, the cheap part, all of a block"),
     KEY_U32(compute_threads, "auto", 0, 65536, FB_KEY_AUTO, "threads of the cpu back end; auto: all cores"),
     KEY_U32(update_threads, "auto", 0, 65536, FB_KEY_AUTO, "threads of the optimizer; auto: all cores"),
     KEY_TEXT(update_kernel, "auto", update_kernels, 0, "AdamW kernel; auto: the fastest that this machine runs"),
@@ -223,7 +230,7 @@ const char *fb_key_expectation(char buf[FB_EXPECTATION_SIZE], const fb_key *k)
             SAY(" and %s %.12g", k->flags & FB_KEY_BELOW ? "below" : "at most", k->hi);
     }
     if (k->flags & (FB_KEY_AUTO | FB_KEY_ALL))
-        SAY(", or %s", k->flags & FB_KEY_AUTO ? "auto" : "all");
+        SAY(", or %s", !(k->flags & FB_KEY_ALL) ? "auto" : k->flags & FB_KEY_AUTO ? "auto, or all" : "all");
 #undef SAY
     return buf;
 }

@@ -14,6 +14,8 @@
 
 typedef enum { FB_STAGE_SFT, FB_STAGE_PT } fb_stage;
 typedef enum { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL } fb_recompute;
+typedef enum { FB_RECOMPUTE_AUTO = -1 } fb_recompute_auto;
+typedef enum { FB_PLACE_AUTO = -1, FB_PLACE_DEVICE, FB_PLACE_HOST } fb_place;
 typedef enum { FB_SAVE_NO, FB_SAVE_STEPS, FB_SAVE_EPOCH } fb_save_strategy; /* eval_strategy too */
 typedef enum { FB_DTYPE_AUTO = -1 } fb_dtype_auto;
 
@@ -39,7 +41,7 @@ typedef struct fb_options {
     uint32_t per_device_train_batch_size; /* rows, default 1 */
     uint32_t per_device_eval_batch_size;  /* default: the train one */
     uint32_t gradient_accumulation_steps; /* default 1 */
-    uint32_t micro_batch;                 /* rows; FB_AUTO: per_device_train_batch_size */
+    uint32_t micro_batch;                 /* rows; FB_AUTO: the plan chooses */
     /* optimizer and schedule */
     double learning_rate;     /* default 5e-5 */
     int    lr_scheduler_type; /* fb_lr_type, default linear */
@@ -73,9 +75,13 @@ typedef struct fb_options {
     int    compute_dtype;     /* fb_dtype or FB_DTYPE_AUTO */
     uint64_t hbm_budget;      /* bytes of device memory; 0: what the device has.  "384MiB", "16GiB", bytes */
     uint64_t ram_budget;      /* bytes of host memory; 0: what the machine has */
-    uint32_t slots;           /* default 2; FB_SLOTS_ALL */
+    char  *placement;         /* auto, stream, resident, layers:N */
+    uint32_t slots;           /* FB_AUTO; FB_SLOTS_ALL */
+    uint32_t passes;          /* FB_AUTO */
+    int    activations;       /* fb_place */
+    int    accumulators;      /* fb_place */
     bool   overlap;           /* default true; false: every call waits for the one before it */
-    int    recompute;         /* fb_recompute, default selective */
+    int    recompute;         /* fb_recompute or FB_RECOMPUTE_AUTO */
     uint32_t compute_threads, update_threads; /* 0: all cores */
     char  *update_kernel;     /* auto, scalar, avx2, avx512 */
     bool   full_determinism;

@@ -14,6 +14,7 @@
 
 #include "base/dtype.h"
 #include "device/device.h"
+#include "optim/adamw.h"
 
 /* One document: queries [q_start, q_start + q_len) of the micro-batch attend to keys [k_start, k_start + k_len).
  * In training both ranges are the same; with a key-value cache k_len >= q_len and the last query sees the last key. */
@@ -191,7 +192,7 @@ typedef struct fb_cross_entropy {
     float *loss;            /* [N], or NULL */
 } fb_cross_entropy;
 
-/* out[i] = acc[i] rounded to out_dtype (F32: out may be acc, then nothing is written);
+/* out[i] = acc[i] rounded to out_dtype (out may be acc in F32, or NULL: then nothing is written);
  * sq[0] (+)= sum of out[i]^2 in double over fixed tiles of 64 Ki elements, added in tile order. */
 typedef struct fb_grad_out {
     fb_dtype out_dtype;
@@ -202,11 +203,25 @@ typedef struct fb_grad_out {
     bool accumulate;
 } fb_grad_out;
 
+/* AdamW over n elements, the bits of optim/adamw.h.  act F32: w is the master.  BF16: w is its high half, low the rest.
+ * g of dtype g_dtype: act, or F32, which is rounded to act first, as grad_out does.  guard: NULL, or device memory whose
+ * value decides: while it is not finite nothing is written. */
+typedef struct fb_update {
+    fb_dtype act, g_dtype;
+    uint64_t n;
+    void *w;
+    int16_t *low;
+    const void *g;
+    float *m, *v;
+    fb_adamw_scalars adamw;
+    const double *guard;
+} fb_update;
+
 /* One line an operation: the table, the cpu back end's wrappers and the fault back end's all walk it. */
 #define FB_KERNEL_MAP(X)                                                                                         \
     X(matmul_nt) X(matmul_nn) X(matmul_tn) X(bias_grad) X(rms_norm) X(rms_norm_bwd) X(rope_qk) X(rope_qk_bwd)    \
     X(attention) X(attention_bwd) X(swiglu) X(swiglu_bwd) X(gather_rows) X(scatter_rows) X(embed_grad)           \
-    X(cross_entropy) X(grad_out)
+    X(cross_entropy) X(grad_out) X(update)
 
 struct fb_kernels {
 #define FB_KERNEL_ENTRY(name) fb_status (*name)(fb_device *d, const fb_##name *a, fb_error *err);

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "optim/adamw_impl.h"
 
-static fb_adamw_scalars adamw_scalars(const fb_adamw *a, bool decay)
+fb_adamw_scalars fb_adamw_scalars_of(const fb_adamw *a, bool decay)
 {
     assert(a->step >= 1);
     double t = (double)a->step;
@@ -148,15 +148,25 @@ const char *fb_adamw_selected(void)
     return adamw_kernel_now()->name;
 }
 
+void fb_adamw_f32_with(float *p, const float *g, float *m, float *v, uint64_t n, const fb_adamw_scalars *s)
+{
+    adamw_kernel_now()->f32(p, g, m, v, n, s);
+}
+
+void fb_adamw_split_with(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, float *v, uint64_t n, const fb_adamw_scalars *s)
+{
+    adamw_kernel_now()->split(hi, lo, g, m, v, n, s);
+}
+
 void fb_adamw_f32(float *p, const float *g, float *m, float *v, uint64_t n, const fb_adamw *a, bool decay)
 {
-    fb_adamw_scalars s = adamw_scalars(a, decay);
-    adamw_kernel_now()->f32(p, g, m, v, n, &s);
+    fb_adamw_scalars s = fb_adamw_scalars_of(a, decay);
+    fb_adamw_f32_with(p, g, m, v, n, &s);
 }
 
 void fb_adamw_split(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, float *v, uint64_t n, const fb_adamw *a,
                     bool decay)
 {
-    fb_adamw_scalars s = adamw_scalars(a, decay);
-    adamw_kernel_now()->split(hi, lo, g, m, v, n, &s);
+    fb_adamw_scalars s = fb_adamw_scalars_of(a, decay);
+    fb_adamw_split_with(hi, lo, g, m, v, n, &s);
 }

@@ -23,6 +23,20 @@ typedef struct fb_adamw {
     uint64_t step; /* 1 for the first update */
 } fb_adamw;
 
+/* Below these a value is set to zero.  Each is far under what can move a weight, and far enough above the smallest
+ * normal float (2^-126) that no operation on a value that was kept meets denormals, which cost over ten times more. */
+#define FB_ADAMW_G_TINY 0x1p-60f
+#define FB_ADAMW_M_TINY 0x1p-100f
+#define FB_ADAMW_V_TINY 0x1p-120f
+
+/* The update's scalars: computed once in double, rounded once to float. */
+typedef struct fb_adamw_scalars {
+    float clip, beta1, beta1_rest, beta2, beta2_rest; /* rest: 1 - beta */
+    float inv_sqrt_c2, eps, shrink, minus_step_size;  /* shrink: 1 - lr * weight_decay, or exactly 1 */
+} fb_adamw_scalars;
+
+fb_adamw_scalars fb_adamw_scalars_of(const fb_adamw *a, bool decay);
+
 /* fp32 masters: p, m, v updated in place, g read. */
 void fb_adamw_f32(float *p, const float *g, float *m, float *v, uint64_t n, const fb_adamw *a, bool decay);
 
@@ -30,6 +44,10 @@ void fb_adamw_f32(float *p, const float *g, float *m, float *v, uint64_t n, cons
  * away, so that lo always fits. */
 void fb_adamw_split(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, float *v, uint64_t n, const fb_adamw *a,
                     bool decay);
+
+/* The same with scalars that are at hand. */
+void fb_adamw_f32_with(float *p, const float *g, float *m, float *v, uint64_t n, const fb_adamw_scalars *s);
+void fb_adamw_split_with(uint16_t *hi, int16_t *lo, const uint16_t *g, float *m, float *v, uint64_t n, const fb_adamw_scalars *s);
 
 /* The exact split of finite floats, and back. */
 void fb_split_f32(uint16_t *hi, int16_t *lo, const float *p, uint64_t n);

@@ -79,24 +79,23 @@ static flops count_flops(const bench *b, const step *s)
 {
     const fb_manifest *m = &b->session.manifest;
     const fb_model_config *c = &m->cfg;
-    fb_recompute policy = (fb_recompute)b->o->recompute;
     double t = (double)s->n_token, len = b->o->cutoff_len;
     double hidden = c->hidden, q = (double)c->n_head * c->head_dim, kv = (double)c->n_kv_head * c->head_dim, ffn = c->ffn_dim;
-    double matrices = c->n_layer * hidden * (q + 2 * kv + q + 3 * ffn), scores = 0;
+    double matrices = c->n_layer * hidden * (q + 2 * kv + q + 3 * ffn), scores = 0, again = 0;
     for (uint32_t l = 0; l < c->n_layer; l++) {
         double w = fb_model_config_window(c, l);
         double keys = w > 0 && w < len ? w - w * w / (2 * len) : len / 2; /* that a query sees, on average */
         scores += 4 * q * keys;
+        fb_recompute policy = fb_plan_policy(&b->session.plan, c->n_layer, l);
+        if (!fb_value_kept(FB_V_QKV, policy))
+            again += 2 * hidden * (q + 2 * kv);
+        if (!fb_value_kept(FB_V_O, policy))
+            again += 4 * q * keys;
+        if (!fb_value_kept(FB_V_H, policy))
+            again += 2 * hidden * q;
+        if (!fb_value_kept(FB_V_GU, policy))
+            again += 4 * hidden * ffn;
     }
-    double again = 0;
-    if (!fb_value_kept(FB_V_QKV, policy))
-        again += c->n_layer * 2 * hidden * (q + 2 * kv);
-    if (!fb_value_kept(FB_V_O, policy))
-        again += scores;
-    if (!fb_value_kept(FB_V_H, policy))
-        again += c->n_layer * 2 * hidden * q;
-    if (!fb_value_kept(FB_V_GU, policy))
-        again += c->n_layer * 4 * hidden * ffn;
     flops f = { .model = 6 * (double)m->n_weight * t };
     f.attention = f.model + 3 * scores * t;
     f.hardware = (6 * matrices + 3 * scores + again) * t + 6 * hidden * c->vocab * (double)s->n_learned;
@@ -258,11 +257,10 @@ static void introduce(const bench *b, bool json)
     fb_say(b->sink, kind, "%s: %.1f M parameters in %u layers, %s; computed in %s on %s (%s)", b->name, (double)s->manifest.n_weight / 1e6,
            s->manifest.cfg.n_layer, s->shards ? "the checkpoint's weights" : "random weights", fb_dtype_hf_str(s->act),
            s->device->ops->name, s->info.name);
-    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s in %u pass%s; %u of %u layers have a slot; recompute %s; block "
-           "inputs on the %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro, b->n_micro > 1 ? "es" : "", s->plan.layout.n_pass,
-           s->plan.layout.n_pass > 1 ? "es" : "", s->plan.layout.slots, s->manifest.cfg.n_layer,
-           b->o->recompute == FB_RECOMPUTE_NONE ? "none" : b->o->recompute == FB_RECOMPUTE_FULL ? "full" : "selective",
-           s->plan.layout.kept_on_host ? "host" : "device", b->o->max_grad_norm > 0 ? "exact" : "off");
+    char layout[FB_LAYOUT_SIZE];
+    fb_session_describe_layout(s, layout);
+    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
+           b->n_micro > 1 ? "es" : "", layout, b->o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 

@@ -1,8 +1,10 @@
 #include "run/session.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/memory.h"
+#include "config/parse.h"
 #include "device/cpu/cpu.h"
 #include "io/file.h"
 
@@ -56,6 +58,28 @@ static uint64_t arena_budget(const fb_session *s, const fb_options *o)
     return budget > s->info.memory_overhead ? budget - s->info.memory_overhead : budget ? 1 : 0;
 }
 
+/* What the options say of the layout; what they leave open is as thrifty as it gets. */
+static fb_status asked_layout(fb_layout *l, const fb_options *o, const fb_manifest *m, fb_error *err)
+{
+    static const char some[] = "layers:";
+    fb_recompute recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_RECOMPUTE_SELECTIVE : (fb_recompute)o->recompute;
+    *l = (fb_layout){ .n_pass = o->passes == FB_AUTO ? 1 : o->passes, .slots = o->slots == FB_AUTO ? 2 : o->slots,
+                      .recompute = recompute, .rich = recompute, .kept_on_host = o->activations == FB_PLACE_HOST,
+                      .acc_on_device = o->accumulators == FB_PLACE_DEVICE };
+    int64_t n = 0;
+    if (!strcmp(o->placement, "resident")) {
+        l->home_layers = m->cfg.n_layer;
+        l->home_embed = l->home_head = true;
+    } else if (!strncmp(o->placement, some, sizeof some - 1)) {
+        if (!fb_parse_int(o->placement + sizeof some - 1, &n) || n < 0 || n > m->cfg.n_layer)
+            return fb_fail(err, FB_CONFIG, "placement: '%s' must be layers:N with N from 0 to the model's %u layers", o->placement,
+                           m->cfg.n_layer);
+        l->home_layers = (uint32_t)n;
+        l->home_embed = n > 0;
+    }
+    return FB_OK;
+}
+
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -71,7 +95,8 @@ fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *
         .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
         .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
-    fb_layout l = { .n_pass = 1, .slots = o->slots, .recompute = (fb_recompute)o->recompute, .rich = (fb_recompute)o->recompute };
+    fb_layout l;
+    FB_TRY(asked_layout(&l, o, &s->manifest, err));
     s->step_flops = fb_plan_step_flops(&p, &l);
     st = fb_plan_build(&s->plan, &p, &l, err);
 done:
@@ -86,11 +111,14 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     if (!fb_adamw_select(o->update_kernel))
         FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
     FB_TRY(fb_team_new(&s->team, n_core, "host", err));
-    FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->act, s->device, s->team, err));
+    void *arena;
+    FB_TRY(s->device->ops->alloc(s->device, s->plan.device_bytes, &arena, err));
+    s->arena = arena;
+    FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->arena, s->device, s->team, err));
     if (s->shards)
         FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
     else
-        fb_state_randomize(&s->state, o->seed, s->team);
+        FB_TRY(fb_state_randomize(&s->state, o->seed, s->team, err));
     fb_shard_set_close(s->shards);
     s->shards = NULL;
     uint32_t update_threads = o->update_threads ? o->update_threads : n_core;
@@ -98,7 +126,7 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
         FB_TRY(fb_trace_new(&s->trace, &(fb_trace_options){ .device = s->device, .n_span = fb_engine_trace_spans(&s->plan, &s->manifest),
             .n_block = s->manifest.n_block, .n_slot = s->plan.layout.slots, .n_worker = update_threads, .n_step = r->trace_steps }, err));
     FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
-        .team = s->team, .act = s->act, .recompute = (fb_recompute)o->recompute, .train = r->train,
+        .arena = s->arena, .team = s->team, .act = s->act, .train = r->train,
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,
         .update_threads = update_threads, .trace = s->trace }, err));
 done:
@@ -111,12 +139,36 @@ void fb_session_close(fb_session *s)
     fb_trace_free(s->trace);
     if (s->state.device)
         fb_state_deinit(&s->state);
+    if (s->arena)
+        s->device->ops->free(s->device, s->arena);
     if (s->device)
         s->device->ops->close(s->device);
     fb_team_free(s->team);
     fb_shard_set_close(s->shards);
     fb_manifest_free(&s->manifest);
     *s = (fb_session){ 0 };
+}
+
+void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE])
+{
+    static const char *const policies[] = { "none", "selective", "full" };
+    const fb_layout *l = &s->plan.layout;
+    uint32_t n_layer = s->manifest.cfg.n_layer, streamed = n_layer - l->home_layers;
+    char *at = text;
+    const char *end = text + FB_LAYOUT_SIZE;
+    *at = 0;
+#define SAY(...) do { int n_ = snprintf(at, (size_t)(end - at), __VA_ARGS__); at += n_ > 0 && n_ < end - at ? n_ : 0; } while (0)
+    SAY("%u pass%s; ", l->n_pass, l->n_pass > 1 ? "es" : "");
+    if (l->home_layers || l->home_embed || l->home_head)
+        SAY("%u of %u layers%s%s live on the device", l->home_layers, n_layer, l->home_embed ? ", the embedding" : "",
+            l->home_head ? ", the head" : "");
+    if (streamed)
+        SAY("%s%u stream through %u slot%s", l->home_layers || l->home_embed ? ", " : "all ", streamed, l->slots, l->slots > 1 ? "s" : "");
+    SAY("; recompute %s", policies[l->recompute]);
+    if (l->n_rich)
+        SAY(" (%s in the last %u)", policies[l->rich], l->n_rich);
+    SAY("; what is kept is on the %s", l->kept_on_host ? "host" : "device");
+#undef SAY
 }
 
 fb_session_memory fb_session_measure(const fb_session *s)

@@ -19,7 +19,7 @@
 #define FB_TRACE_KIND_MAP(X)                                              \
     X(FORWARD, "forward", WORK)         X(BACKWARD, "backward", WORK)     \
     X(LOSS, "head and loss", WORK)      X(EMBED_GRAD, "embedding gradient", WORK) \
-    X(GRAD_OUT, "round and norm", WORK)                                   \
+    X(GRAD_OUT, "round and norm", WORK) X(UPDATE_AT_HOME, "update", WORK) \
     X(WAIT_WEIGHTS, "wait for weights", WEIGHTS)                          \
     X(WAIT_GRADIENT, "wait for a gradient buffer", GRADIENTS)             \
     X(WAIT_INPUT, "wait for a block input", INPUTS)                       \

@@ -99,14 +99,14 @@ static double norm_of(const fb_engine *e)
 fb_status fb_engine_step(fb_engine *e, uint32_t n, const fb_adamw *a, double max_grad_norm, fb_step_result *out, fb_error *err)
 {
     fb_status st = FB_OK;
-    fb_adamw adamw = *a;
-    adamw.clip = 1;
+    e->adamw = *a;
+    e->adamw.clip = 1;
     assert(e->o.clip || max_grad_norm == 0);
     e->cache_row = 0;
     e->rope_next = e->rope_state;
     if (!e->o.clip) {
         fb_updater_wait_all(e->updater);
-        fb_updater_begin(e->updater, &adamw);
+        fb_updater_begin(e->updater, &e->adamw);
     }
     FB_TRY(run(e, MODE_TRAIN, n, out, err));
     if (!out->n_learned)
@@ -117,15 +117,20 @@ fb_status fb_engine_step(fb_engine *e, uint32_t n, const fb_adamw *a, double max
     bool finite = isfinite(out->loss_sum) && isfinite(out->grad_norm);
     out->updated = finite;
     if (e->o.clip) {
-        adamw.clip = out->clip_factor;
-        fb_updater_begin(e->updater, &adamw);
+        e->adamw.clip = out->clip_factor;
+        fb_updater_begin(e->updater, &e->adamw);
         for (uint32_t b = 0; b < e->m->n_block; b++) {
+            if (fb_engine_at_home(e, b))
+                continue;
             void *g = fb_state_at(e->o.state, FB_HOST_GRADIENTS, b, 0);
             if (finite)
                 fb_updater_submit(e->updater, b, 0, e->m->blocks[b].extent, g, false);
             else
                 fb_updater_drop(e->updater, b, 0, e->m->blocks[b].extent, g, false);
         }
+        for (uint32_t b = 0; finite && b < e->m->n_block; b++)
+            if (fb_engine_at_home(e, b))
+                FB_TRY(fb_engine_update_at_home(e, b, NULL, err));
     } else if (!finite && isfinite(out->loss_sum))
         FB_TRY(fb_fail(err, FB_NONFINITE, "the gradient is not finite (norm %g) with clipping off, and updates had begun; nothing "
                        "is saved, set max_grad_norm above 0 to have such steps passed over", out->grad_norm));
@@ -160,6 +165,7 @@ void fb_engine_settle(fb_engine *e)
 {
     if (e->updater)
         fb_updater_wait_all(e->updater);
+    (void)e->ops->sync(e->d, FB_STREAM_COMPUTE, NULL); /* a failure shows again at the next call that can tell */
 }
 
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
@@ -179,7 +185,7 @@ uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
     uint64_t visits = 2 * (uint64_t)m->cfg.n_layer + 3, k = plan->micro_per_pass;
     uint64_t piece = plan->out_elems < plan->slab_elems ? plan->out_elems : plan->slab_elems;
     uint64_t pieces = m->extent / piece + 2 * (uint64_t)m->n_block;
-    uint64_t n = plan->layout.n_pass * (visits * (3 * k + 8) + 4 * k) + 4 * pieces;
+    uint64_t n = plan->layout.n_pass * (visits * (6 * k + 8) + 4 * k) + 4 * pieces;
     return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
 }
 
@@ -209,15 +215,16 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     const fb_plan *p = &e->plan;
     uint32_t n_rope = fb_engine_rope_is_dynamic(e) ? e->o.n_micro : 1;
     uint64_t slab_size = fb_align(p->slab_elems * fb_dtype_size(e->o.act));
-    uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double);
-    uint64_t size = N_STAGING * p->input_size + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + rows + sums;
+    uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, saved = p->host[FB_HOST_SAVED].size;
+    uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double), staging = p->host[FB_HOST_STAGING].size;
+    uint64_t size = staging + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + saved + rows + sums;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mem == MAP_FAILED)
         return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for the batch", (double)size / 0x1p20);
     unsigned char *at = e->host = mem;
     e->host_size = size;
     FB_TRY(e->ops->pin(e->d, mem, size, err));
-    for (int i = 0; i < N_STAGING; i++, at += p->input_size)
+    for (int i = 0; i < N_STAGING; i++, at += staging / N_STAGING)
         e->staging[i] = at;
     e->meta = at, at += e->o.n_micro * p->meta_size;
     e->rope = at, at += n_rope * p->rope_size;
@@ -225,6 +232,7 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
         fb_pool_init(&e->slabs, at, slab_size, p->n_slab);
     at += slabs;
     e->host_inputs = at, at += inputs;
+    e->host_saved = at, at += saved;
     e->host_rows = at, at += rows;
     e->sums = (double *)(void *)at;
     for (uint32_t i = 0; i < e->o.n_micro; i++)
@@ -251,8 +259,9 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     const fb_model_config *c = &e->m->cfg;
     e->shape = (fb_layer_shape){ c, o->act, e->k->attention_scratch(e->plan.t_max, c->n_head, c->head_dim) };
     e->n_slot = e->plan.layout.slots;
-    e->slots = calloc(e->n_slot, sizeof *e->slots);
-    e->device_slots = calloc(e->n_slot, sizeof *e->device_slots);
+    e->arena = o->arena;
+    e->slots = calloc(e->n_slot + 1, sizeof *e->slots); /* every layer may be at home, and need none */
+    e->device_slots = calloc(e->n_slot + 1, sizeof *e->device_slots);
     e->layer_state = calloc(c->n_layer, sizeof *e->layer_state);
     e->micros = calloc(o->n_micro, sizeof *e->micros);
     e->landings = calloc(e->plan.n_slab, sizeof *e->landings);
@@ -266,17 +275,19 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
         e->slots[i].layer = FB_NEVER;
     FB_TRY(new_events(e, err));
     FB_TRY(new_host_buffers(e, err));
-    void *arena;
-    FB_TRY(e->ops->alloc(e->d, e->plan.device_bytes, &arena, err));
-    e->arena = arena;
     for (uint32_t i = 0; i < e->n_slot; i++)
         e->device_slots[i].mem = fb_engine_region(e, FB_DEV_SLOTS) + i * e->plan.slot_size;
     e->head.mem = fb_engine_region(e, FB_DEV_HEAD_SLOT);
-    FB_TRY(fb_inputs_init(&e->inputs, &e->plan, e->d, e->arena, e->host_inputs, c->n_layer, err));
+    FB_TRY(fb_inputs_init(&e->inputs, &e->plan, e->d, e->arena, e->host_inputs, e->host_saved, c->n_layer, err));
     e->inputs.trace = o->trace;
     FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, fb_engine_region(e, FB_DEV_ACC), e->plan.device[FB_DEV_ACC].size, err));
     if (o->train)
         FB_TRY(fb_updater_new(&e->updater, o->state, &e->slabs, o->update_threads, err));
+    FB_TRY(fb_decay_init(&e->decay, e->m, err));
+    for (uint32_t l = 0; l < e->plan.layout.home_layers; l++) {
+        fb_block_move(&e->layer_state[l], FB_BLOCK_PREFETCHING);
+        fb_block_move(&e->layer_state[l], FB_BLOCK_RESIDENT);
+    }
     if (o->train)
         fb_updater_set_trace(e->updater, o->trace);
     *out = e;
@@ -305,14 +316,13 @@ void fb_engine_free(fb_engine *e)
         if (e->device_slots[i].used)
             e->ops->event_free(e->d, e->device_slots[i].used);
     }
-    if (e->arena)
-        e->ops->free(e->d, e->arena);
     fb_inputs_deinit(&e->inputs);
     fb_pool_deinit(&e->slabs);
     if (e->host) {
         e->ops->unpin(e->d, e->host);
         munmap(e->host, e->host_size);
     }
+    fb_decay_deinit(&e->decay);
     free(e->slots);
     free(e->device_slots);
     free(e->layer_state);

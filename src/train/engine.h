@@ -20,10 +20,10 @@ typedef struct fb_engine fb_engine;
 typedef struct fb_engine_options {
     const fb_plan    *plan;      /* copied */
     fb_device        *device;
-    fb_state         *state;
+    fb_state         *state;     /* of the same plan */
+    unsigned char    *arena;     /* device, of the plan's size; outlives the engine */
     fb_team          *team;      /* of the host: gathers embedding rows */
     fb_dtype          act;
-    fb_recompute      recompute;
     bool              train;
     bool              clip;      /* exact clipping: updates under the next forward; false: under the backward */
     bool              overlap;

@@ -74,11 +74,27 @@ static void gather_task(void *ctx, uint64_t task, uint32_t worker)
         memcpy(g->out + i * g->row_size, g->table + g->id[i] * g->row_size, g->row_size);
 }
 
-/* The table need not travel: the host gathers the rows in use. */
+static fb_status gather_at_home(fb_engine *e, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const unsigned char *table = fb_state_device_at(e->o.state, FB_DEV_HOME_WEIGHTS, 0, e->m->blocks[0].offset[FB_ROLE_EMBED]);
+    for (uint32_t i = 0; i < e->count; i++) {
+        const fb_micro *micro = &e->micros[e->first + i];
+        fb_inputs_set_used(&e->inputs, i, micro->t * e->m->cfg.hidden * fb_dtype_size(e->o.act));
+        FB_TRY(e->k->gather_rows(e->d, &(fb_gather_rows){ .act = e->o.act, .n = micro->t, .c = e->m->cfg.hidden, .x = table,
+            .index = fb_engine_meta_at(e, i).id, .y = fb_inputs_first(&e->inputs, i) }, err));
+    }
+done:
+    return st;
+}
+
+/* A table on the host need not travel: the host gathers the rows in use. */
 fb_status fb_engine_visit_embed(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
     uint64_t row_size = e->m->cfg.hidden * fb_dtype_size(e->o.act);
+    if (fb_engine_at_home(e, 0))
+        return gather_at_home(e, err);
     fb_engine_await_update(e, 0);
     for (uint32_t i = 0; i < e->count; i++) {
         const fb_micro *micro = &e->micros[e->first + i];

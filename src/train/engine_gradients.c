@@ -55,14 +55,66 @@ fb_status fb_engine_send_leaving(fb_engine *e, fb_error *err)
     if (l.first == 0)
         fb_updater_expect(e->updater, l.block);
     FB_TRY(download_gradient(e, l.block, l.first, l.n, l.src, err));
-    FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, l.downloaded, err));
+    if (l.downloaded)
+        FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, l.downloaded, err));
 done:
     return st;
 }
 
-/* Rounds the block's accumulator once, adds up its norm, leaves it to be sent.  free: recorded when the accumulator may be
- * written again. */
-static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err)
+static bool has_own_accumulator(const fb_engine *e, uint32_t block)
+{
+    return fb_plan_owns(&e->plan, e->m, FB_OWN_ACCUMULATOR, block);
+}
+
+float *fb_engine_accumulator(const fb_engine *e, uint32_t block)
+{
+    bool last = block + 1 == e->m->n_block;
+    if (has_own_accumulator(e, block))
+        return fb_state_device_at(e->o.state, FB_DEV_BLOCK_ACC, block, 0);
+    if (block > 0 && !last)
+        return (float *)(void *)(fb_engine_region(e, FB_DEV_ACC) + (block - 1) % e->plan.n_acc * e->plan.acc_size);
+    return (float *)(void *)fb_engine_region(e, last && e->m->cfg.tied ? FB_DEV_FINAL_ACC : FB_DEV_TABLE_ACC);
+}
+
+/* Reached when the accumulator may be written again.  NULL: it is the block's own, which is next written in another step,
+ * and a step ends with every stream idle. */
+static fb_event *accumulator_free(const fb_engine *e, uint32_t block)
+{
+    bool last = block + 1 == e->m->n_block;
+    return has_own_accumulator(e, block) ? NULL
+         : block > 0 && !last ? e->acc_free[(block - 1) % e->plan.n_acc]
+         : last && e->m->cfg.tied ? e->final_free : e->table_free;
+}
+
+/* Elements [first, first + n) of the accumulator: rounded once to out, squares added to the block's norm. */
+static fb_status round_gradient(fb_engine *e, uint32_t block, uint64_t first, uint64_t n, void *out, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(GRAD_OUT, block, FB_NO_PART), 0, err));
+    FB_TRY(e->k->grad_out(e->d, &(fb_grad_out){ .out_dtype = e->o.act, .n = n, .acc = fb_engine_accumulator(e, block) + first,
+        .out = out, .sq = fb_engine_sum_at(e, block), .accumulate = first > 0 }, err));
+    FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+done:
+    return st;
+}
+
+/* A block that lives on the device: its gradient waits there for the norm, or is used at once. */
+static fb_status keep_gradient(fb_engine *e, uint32_t block, fb_error *err)
+{
+    fb_status st = FB_OK;
+    void *out = fb_plan_owns(&e->plan, e->m, FB_OWN_GRADIENT, block) ? fb_state_device_at(e->o.state, FB_DEV_HOME_GRADIENTS, block, 0) : NULL;
+    FB_TRY(fb_engine_send_leaving(e, err)); /* whose accumulator may be the next block's */
+    FB_TRY(round_gradient(e, block, 0, e->m->blocks[block].extent, out, err));
+    if (!e->o.clip) /* not under a loss that is not finite */
+        FB_TRY(fb_engine_update_at_home(e, block, fb_engine_sum_at(e, e->m->n_block), err));
+    if (!has_own_accumulator(e, block))
+        FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, accumulator_free(e, block), err));
+done:
+    return st;
+}
+
+/* Rounds the block's accumulator once, adds up its norm, leaves it to be sent. */
+static fb_status send_gradient(fb_engine *e, uint32_t block, fb_error *err)
 {
     fb_status st = FB_OK;
     uint64_t extent = e->m->blocks[block].extent;
@@ -71,24 +123,21 @@ static fb_status send_gradient(fb_engine *e, uint32_t block, float *acc, fb_even
     for (uint64_t first = 0; first < extent; first += piece_max) {
         uint64_t n = extent - first < piece_max ? extent - first : piece_max;
         FB_TRY(fb_engine_send_leaving(e, err));
-        unsigned char *out = copied ? fb_engine_region(e, FB_DEV_GRAD_OUT) : (unsigned char *)acc;
+        unsigned char *out = copied ? fb_engine_region(e, FB_DEV_GRAD_OUT) : (unsigned char *)fb_engine_accumulator(e, block);
         if (copied)
             FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), e->out_free, err));
-        FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(GRAD_OUT, block, FB_NO_PART), 0, err));
-        FB_TRY(e->k->grad_out(e->d, &(fb_grad_out){ .out_dtype = e->o.act, .n = n, .acc = acc + first, .out = out,
-            .sq = fb_engine_sum_at(e, block), .accumulate = first > 0 }, err));
-        FB_TRY(fb_trace_end(e->trace, FB_STREAM_COMPUTE, err));
+        FB_TRY(round_gradient(e, block, first, n, out, err));
         FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
-        e->leaving = (leaving){ block, first, n, out, copied ? e->out_free : free_event };
+        e->leaving = (leaving){ block, first, n, out, copied ? e->out_free : accumulator_free(e, block) };
     }
     /* A copy leaves the accumulator free at once; else it is what is being downloaded. */
-    if (copied)
-        FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, free_event, err));
+    if (copied && !has_own_accumulator(e, block))
+        FB_TRY(e->ops->record(e->d, FB_STREAM_COMPUTE, accumulator_free(e, block), err));
 done:
     return st;
 }
 
-/* Between passes accumulators rest on the host, in fp32. */
+/* Between passes shared accumulators rest on the host, in fp32. */
 static float *resting_place(const fb_engine *e, uint32_t block)
 {
     bool shared = e->o.clip && e->o.act == FB_F32;
@@ -96,16 +145,17 @@ static float *resting_place(const fb_engine *e, uint32_t block)
 }
 
 /* Before a block's first backward of a pass.  Returns with compute ordered behind it. */
-fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, bool zero, fb_error *err)
+fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, bool zero, fb_error *err)
 {
     fb_status st = FB_OK;
+    float *acc = fb_engine_accumulator(e, block);
     uint64_t size = e->m->blocks[block].extent * sizeof(float);
-    FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), free_event, err));
-    if (e->pass == 0) {
-        if (zero)
-            FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, size, err));
+    if (!has_own_accumulator(e, block))
+        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), accumulator_free(e, block), err));
+    if (e->pass == 0)
+        return zero ? e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, size, err) : FB_OK;
+    if (has_own_accumulator(e, block))
         return FB_OK;
-    }
     FB_TRY(fb_engine_after(e, FB_STREAM_H2D, FB_STREAM_COMPUTE, e->restored, err));
     FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_ACC, block, FB_NO_PART), acc, resting_place(e, block), size, err));
     FB_TRY(fb_engine_compute_after(e, FB_LABEL(WAIT_GRADIENT, block, FB_NO_PART), FB_STREAM_H2D, e->restored, err));
@@ -114,14 +164,17 @@ done:
 }
 
 /* After a block's last backward of a pass. */
-fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err)
+fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, fb_error *err)
 {
     fb_status st = FB_OK;
+    fb_event *free_event = accumulator_free(e, block);
     if (e->pass + 1 == e->n_pass)
-        return send_gradient(e, block, acc, free_event, err);
+        return fb_engine_at_home(e, block) ? keep_gradient(e, block, err) : send_gradient(e, block, err);
+    if (has_own_accumulator(e, block))
+        return FB_OK;
     FB_TRY(fb_engine_after(e, FB_STREAM_D2H, FB_STREAM_COMPUTE, e->gradient_ready, err));
-    FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ACC, block, FB_NO_PART), resting_place(e, block), acc,
-                              e->m->blocks[block].extent * sizeof(float), err));
+    FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ACC, block, FB_NO_PART), resting_place(e, block),
+                              fb_engine_accumulator(e, block), e->m->blocks[block].extent * sizeof(float), err));
     FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, free_event, err));
     /* The next pass's restore goes by h2d, which does not wait for d2h by itself. */
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, free_event, err));
@@ -187,20 +240,21 @@ done:
 fb_status fb_engine_visit_embed_backward(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
-    float *acc = (float *)(void *)fb_engine_region(e, FB_DEV_TABLE_ACC);
     bool tied = e->m->cfg.tied;
     if (e->pass + 1 < e->n_pass) {
         FB_TRY(keep_rows(e, err));
-        return tied ? fb_engine_close_accumulator(e, 0, acc, e->table_free, err) : FB_OK;
+        return tied ? fb_engine_close_accumulator(e, 0, err) : FB_OK;
     }
-    if (!tied) {
-        FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), e->table_free, err));
+    float *acc = fb_engine_accumulator(e, 0);
+    if (!tied) { /* a tied one was opened by the head */
+        if (!has_own_accumulator(e, 0))
+            FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), accumulator_free(e, 0), err));
         FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, acc, e->m->blocks[0].extent * sizeof(float), err));
     }
     FB_TRY(add_kept_rows(e, acc, err));
     for (uint32_t i = 0; i < e->count; i++)
         FB_TRY(add_rows(e, e->first + i, fb_inputs_dx(&e->inputs, i), fb_engine_meta_at(e, i), acc, err));
-    FB_TRY(fb_engine_close_accumulator(e, 0, acc, e->table_free, err));
+    FB_TRY(fb_engine_close_accumulator(e, 0, err));
     FB_TRY(fb_engine_send_leaving(e, err));
 done:
     return st;

@@ -13,13 +13,13 @@ static head_place place_head(const fb_engine *e)
     const fb_block_desc *last = &e->m->blocks[e->m->n_block - 1], *embed = &e->m->blocks[0];
     uint64_t size = fb_dtype_size(e->o.act);
     bool tied = e->m->cfg.tied, copied = fb_plan_grad_copied(e->o.act) && e->o.train;
-    float *table_acc = (float *)(void *)fb_engine_region(e, FB_DEV_TABLE_ACC), *final_acc = (float *)(void *)fb_engine_region(e, FB_DEV_FINAL_ACC);
+    uint32_t final = e->m->n_block - 1, table = tied ? 0 : final;
+    uint64_t table_first = tied ? embed->offset[FB_ROLE_EMBED] : last->offset[FB_ROLE_HEAD];
     head_place p = {
-        .norm = e->head.mem + (uint64_t)last->offset[FB_ROLE_FINAL_NORM] * size,
-        .table = tied ? e->head.mem + fb_engine_head_extent_size(e) + (uint64_t)embed->offset[FB_ROLE_EMBED] * size
-                      : e->head.mem + (uint64_t)last->offset[FB_ROLE_HEAD] * size,
-        .d_norm = (tied ? final_acc : table_acc) + last->offset[FB_ROLE_FINAL_NORM],
-        .d_table = tied ? table_acc + embed->offset[FB_ROLE_EMBED] : table_acc + last->offset[FB_ROLE_HEAD],
+        .norm = fb_engine_head_weights(e, final) + (uint64_t)last->offset[FB_ROLE_FINAL_NORM] * size,
+        .table = fb_engine_head_weights(e, table) + table_first * size,
+        .d_norm = e->o.train ? fb_engine_accumulator(e, final) + last->offset[FB_ROLE_FINAL_NORM] : NULL,
+        .d_table = e->o.train ? fb_engine_accumulator(e, table) + table_first : NULL,
         .logits = e->arena + e->plan.loss_offset,
     };
     uint64_t logits = fb_align((uint64_t)e->plan.loss_rows * e->m->cfg.vocab * sizeof(float));
@@ -91,16 +91,16 @@ fb_status fb_engine_visit_head(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     uint32_t last = e->m->n_block - 1;
     bool train = e->mode == MODE_TRAIN, tied = e->m->cfg.tied;
-    float *table_acc = (float *)(void *)fb_engine_region(e, FB_DEV_TABLE_ACC), *final_acc = (float *)(void *)fb_engine_region(e, FB_DEV_FINAL_ACC);
-    if (!e->head_valid)
+    bool home = fb_engine_at_home(e, last);
+    if (!home && !e->head_valid)
         FB_TRY(fb_engine_load_head(e, err));
-    if (!e->head_awaited)
+    if (!home && !e->head_awaited)
         FB_TRY(fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_WEIGHTS, last, FB_NO_PART), e->head.loaded, err));
     e->head_awaited = true;
     if (train) {
-        FB_TRY(fb_engine_open_accumulator(e, tied ? 0 : last, table_acc, e->table_free, true, err));
+        FB_TRY(fb_engine_open_accumulator(e, tied ? 0 : last, true, err));
         if (tied)
-            FB_TRY(fb_engine_open_accumulator(e, last, final_acc, e->final_free, true, err));
+            FB_TRY(fb_engine_open_accumulator(e, last, true, err));
     }
     head_place p = place_head(e);
     if (train)
@@ -120,7 +120,7 @@ fb_status fb_engine_visit_head(fb_engine *e, fb_error *err)
                                   fb_engine_sum_at(e, e->m->n_block), sizeof(double), err));
         FB_TRY(e->ops->call(e->d, FB_STREAM_D2H, fb_engine_look_at_loss, e, err));
     }
-    FB_TRY(fb_engine_close_accumulator(e, last, tied ? final_acc : table_acc, tied ? e->final_free : e->table_free, err));
+    FB_TRY(fb_engine_close_accumulator(e, last, err));
 done:
     return st;
 }

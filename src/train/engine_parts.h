@@ -6,6 +6,7 @@
  *   engine_layers.c     the visits of decoder layers
  *   engine_head.c       the visit of final norm, head and loss
  *   engine_gradients.c  accumulators, and the way home; the visit of the embedding's gradient
+ *   engine_update.c     updates of the blocks that live on the device
  *
  * Only these files include it. */
 #ifndef FB_TRAIN_ENGINE_PARTS_H
@@ -14,6 +15,7 @@
 #include "train/engine.h"
 #include "base/align.h"
 #include "sched/schedule.h"
+#include "train/decay.h"
 #include "train/inputs.h"
 #include "train/layer.h"
 #include "train/update.h"
@@ -53,7 +55,7 @@ struct fb_engine {
     fb_trace         *trace;
     const fb_manifest *m;
     fb_layer_shape    shape;
-    unsigned char    *arena;        /* device */
+    unsigned char    *arena;        /* device; not ours */
     unsigned char    *host;         /* pinned: staging, batch, rope, slabs, sums */
     uint64_t          host_size;
 
@@ -70,7 +72,7 @@ struct fb_engine {
     unsigned char    *staging[N_STAGING];
     fb_event         *staging_free[N_STAGING];
     fb_micro         *micros;
-    unsigned char    *host_inputs, *host_rows; /* in host: block inputs; gradients of embedding rows between passes */
+    unsigned char    *host_inputs, *host_saved, *host_rows; /* in host: what is kept; gradients of embedding rows between passes */
     unsigned char    *meta, *rope;  /* host; one a micro-batch, one a table */
     fb_rope_state     rope_state, rope_next;
     bool              rope_uploaded;
@@ -81,6 +83,8 @@ struct fb_engine {
     leaving           leaving;
     bool              loss_finite;  /* written by the d2h stream before any landing of the step */
     fb_updater       *updater;
+    fb_decay          decay;
+    fb_adamw          adamw;        /* of the step in hand */
 
     fb_event *batch_ready, *embed_ready, *pass_done, *gradient_ready, *loss_ready;
     fb_event *acc_free[N_ACC_MAX], *table_free, *final_free, *out_free, *restored;
@@ -101,6 +105,12 @@ static inline unsigned char *fb_engine_region(const fb_engine *e, fb_plan_device
 static inline fb_micro_arrays fb_engine_meta_at(const fb_engine *e, uint32_t i)
 {
     return fb_micro_at(fb_engine_region(e, FB_DEV_META) + i * e->plan.meta_size, e->plan.t_max);
+}
+
+/* Whether the block lives on the device. */
+static inline bool fb_engine_at_home(const fb_engine *e, uint32_t block)
+{
+    return fb_plan_at_home(&e->plan, e->m, block);
 }
 
 static inline const fb_block_desc *fb_engine_block_of_layer(const fb_engine *e, uint32_t layer)
@@ -130,10 +140,10 @@ static inline fb_status fb_engine_compute_after(fb_engine *e, fb_trace_label why
 
 /* Waits until the block may be sent, or gathered from. */
 void fb_engine_await_update(fb_engine *e, uint32_t block);
-uint64_t fb_engine_head_extent_size(const fb_engine *e);
+const unsigned char *fb_engine_head_weights(const fb_engine *e, uint32_t block);
 fb_status fb_engine_load_head(fb_engine *e, fb_error *err);
 fb_status fb_engine_prefetch(fb_engine *e, uint32_t v, fb_error *err);
-fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, fb_error *err);
+fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights, fb_error *err);
 fb_status fb_engine_leave_layer(fb_engine *e, const fb_visit *visit, uint32_t slot, fb_error *err);
 
 /* ---- engine_batch.c ---- */
@@ -145,10 +155,17 @@ fb_status fb_engine_upload_batch(fb_engine *e, fb_error *err);
 
 /* ---- engine_gradients.c ---- */
 
-fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, bool zero, fb_error *err);
-fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, float *acc, fb_event *free_event, fb_error *err);
+/* The block's fp32 accumulator: its own, or one that blocks share in turns. */
+float *fb_engine_accumulator(const fb_engine *e, uint32_t block);
+fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, bool zero, fb_error *err);
+fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, fb_error *err);
 fb_status fb_engine_send_leaving(fb_engine *e, fb_error *err);
 void fb_engine_look_at_loss(void *arg, bool failed);
+
+/* ---- engine_update.c ---- */
+
+/* Enqueues the update of a block that lives on the device.  guard as in fb_update. */
+fb_status fb_engine_update_at_home(fb_engine *e, uint32_t block, const double *guard, fb_error *err);
 
 /* ---- visits ---- */
 

@@ -35,9 +35,17 @@ done:
 }
 
 /* The head's slot: the last block's extent, then, when tied, the embedding's. */
-uint64_t fb_engine_head_extent_size(const fb_engine *e)
+static uint64_t head_extent_size(const fb_engine *e)
 {
     return fb_align(e->m->blocks[e->m->n_block - 1].extent * fb_dtype_size(e->o.act));
+}
+
+/* Of the last block, or of a tied embedding, where the head reads them. */
+const unsigned char *fb_engine_head_weights(const fb_engine *e, uint32_t block)
+{
+    if (fb_engine_at_home(e, block))
+        return fb_state_device_at(e->o.state, FB_DEV_HOME_WEIGHTS, block, 0);
+    return e->head.mem + (block + 1 == e->m->n_block ? 0 : head_extent_size(e));
 }
 
 fb_status fb_engine_load_head(fb_engine *e, fb_error *err)
@@ -51,7 +59,7 @@ fb_status fb_engine_load_head(fb_engine *e, fb_error *err)
                             fb_state_at(e->o.state, FB_HOST_WEIGHTS, last, 0), e->m->blocks[last].extent * size, err));
     if (e->m->cfg.tied) {
         fb_engine_await_update(e, 0);
-        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_WEIGHTS, 0, e->n_slot), e->head.mem + fb_engine_head_extent_size(e),
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_WEIGHTS, 0, e->n_slot), e->head.mem + head_extent_size(e),
                                 fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), e->m->blocks[0].extent * size, err));
     }
     FB_TRY(e->ops->record(e->d, FB_STREAM_H2D, e->head.loaded, err));
@@ -71,13 +79,15 @@ fb_status fb_engine_prefetch(fb_engine *e, uint32_t v, fb_error *err)
     for (uint32_t q = v + 1; q < e->n_visit[e->backward]; q++) {
         const fb_visit *visit = &visits[q];
         if (visit->kind == FB_VISIT_HEAD) {
-            if (e->head_valid)
+            if (e->head_valid || fb_engine_at_home(e, e->m->n_block - 1)) {
+                next_wanted = false;
                 continue;
+            }
             if (!next_wanted && e->updater && (!fb_updater_is_clean(e->updater, e->m->n_block - 1) || !fb_updater_is_clean(e->updater, 0)))
                 break;
             FB_TRY(fb_engine_load_head(e, err));
         } else if (visit->kind == FB_VISIT_FORWARD || visit->kind == FB_VISIT_BACKWARD) {
-            if (fb_slots_find(e->slots, e->n_slot, visit->layer) == FB_NEVER) {
+            if (!fb_engine_at_home(e, visit->layer + 1) && fb_slots_find(e->slots, e->n_slot, visit->layer) == FB_NEVER) {
                 uint32_t slot = fb_slots_victim(e->slots, e->n_slot, q);
                 if (slot == FB_NEVER || (!next_wanted && e->updater && !fb_updater_is_clean(e->updater, visit->layer + 1)))
                     break;
@@ -90,10 +100,16 @@ done:
     return st;
 }
 
-/* The slot of a layer whose kernels are about to be enqueued. */
-fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, fb_error *err)
+/* The slot (FB_NEVER: at home) and the weights of a layer whose kernels are about to be enqueued. */
+fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights, fb_error *err)
 {
     fb_status st = FB_OK;
+    if (fb_engine_at_home(e, layer + 1)) {
+        *slot = FB_NEVER;
+        *weights = fb_state_device_at(e->o.state, FB_DEV_HOME_WEIGHTS, layer + 1, 0);
+        fb_block_move(&e->layer_state[layer], FB_BLOCK_COMPUTING);
+        return FB_OK;
+    }
     *slot = fb_slots_find(e->slots, e->n_slot, layer);
     if (*slot == FB_NEVER) {
         *slot = fb_slots_victim(e->slots, e->n_slot, v);
@@ -105,6 +121,7 @@ fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32
         fb_block_move(&e->layer_state[layer], FB_BLOCK_RESIDENT);
     }
     fb_block_move(&e->layer_state[layer], FB_BLOCK_COMPUTING);
+    *weights = e->device_slots[*slot].mem;
 done:
     return st;
 }
@@ -112,6 +129,8 @@ done:
 fb_status fb_engine_leave_layer(fb_engine *e, const fb_visit *visit, uint32_t slot, fb_error *err)
 {
     fb_block_move(&e->layer_state[visit->layer], FB_BLOCK_RESIDENT);
+    if (slot == FB_NEVER)
+        return FB_OK;
     e->slots[slot].next_use = visit->next;
     return e->ops->record(e->d, FB_STREAM_COMPUTE, e->device_slots[slot].used, err);
 }

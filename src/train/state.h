@@ -1,8 +1,9 @@
-/* state.h - the model's truth in host memory: masters, moments, gradients.
+/* state.h - the model's truth: masters, moments, gradients, in host memory or at home on the device.
  *
  * One mapping a component, with huge pages, first touched by the team that will update it; a block's share is
  * contiguous, at base[block] elements, in the manifest's order.  In bfloat16 the master is split: WEIGHTS holds hi,
  * which is what travels, REMAINDERS lo.  In float32 WEIGHTS is the master itself.
+ * Blocks that the plan puts at home on the device have all this there, in the arena's HOME regions, and nothing here.
  * Threads: create, load, destroy by one; afterwards disjoint ranges by any. */
 #ifndef FB_TRAIN_STATE_H
 #define FB_TRAIN_STATE_H
@@ -16,14 +17,19 @@
 typedef struct fb_state {
     const fb_manifest *manifest;
     fb_dtype           act;
-    uint64_t          *base;                      /* [n_block + 1] elements */
+    fb_plan            plan;
+    unsigned char     *arena;                     /* device; not ours */
+    uint64_t          *base;                      /* [n_block + 1] elements; blocks that are not on the host take none */
+    uint64_t          *owned[3];                  /* by fb_own: [n_block + 1] elements on the device, likewise */
+    unsigned char     *window;                    /* pinned: where elements of blocks on the device are read and written */
     void              *component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; NULL: not wanted */
     uint64_t           mapped[FB_HOST_COUNT];
     fb_device         *device;                    /* that the mappings are pinned for */
 } fb_state;
 
-/* Maps the components that the plan sizes, touches them (zero), pins what travels. */
-fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, fb_dtype act, fb_device *device,
+/* Maps the components that the plan sizes, touches them (zero), pins what travels; zeroes what is at home in the arena, which
+ * is the plan's (NULL: nothing is at home there). */
+fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, unsigned char *arena, fb_device *device,
                         fb_team *team, fb_error *err);
 void      fb_state_deinit(fb_state *s); /* a zeroed struct is fine */
 
@@ -32,10 +38,12 @@ fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_
 
 /* Instead of a checkpoint: norms 1, biases 0, matrices random with deviation 0.02, the same for the same seed whatever the
  * team. */
-void      fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team);
+fb_status fb_state_randomize(fb_state *s, uint64_t seed, fb_team *team, fb_error *err);
 
-/* Host address of element `first` of a block, in a component whose elements have `size` bytes. */
+/* Host address of element `first` of a block that lives on the host. */
 void *fb_state_at(const fb_state *s, fb_plan_host_region component, uint32_t block, uint64_t first);
+/* Device address of element `first` of what a block owns there: HOME_WEIGHTS .. BLOCK_ACC. */
+void *fb_state_device_at(const fb_state *s, fb_plan_device_region region, uint32_t block, uint64_t first);
 
 /* Whether the block's state lives on the device; it then has no host address. */
 bool fb_state_on_device(const fb_state *s, uint32_t block);

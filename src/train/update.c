@@ -5,14 +5,9 @@
 #include <string.h>
 
 #include "sched/block.h"
+#include "train/decay.h"
 
 enum { CHUNK = 1 << 17 }; /* elements: large against the lock, small against a block */
-
-/* A stretch of a block with or without weight decay. */
-typedef struct decay_range {
-    uint64_t first, n;
-    bool     decay;
-} decay_range;
 
 typedef struct job {
     uint32_t       block;
@@ -25,8 +20,7 @@ struct fb_updater {
     fb_state       *state;
     fb_pool        *slabs;
     fb_adamw        adamw;
-    decay_range    *ranges;
-    uint32_t       *range_first; /* [n_block + 1] into ranges */
+    fb_decay        decay;
     uint8_t        *block_state; /* [n_block] fb_host_block_state */
     uint64_t       *remaining;   /* [n_block] elements not yet updated */
     job            *ring;
@@ -56,8 +50,8 @@ static void update_range(fb_updater *u, uint32_t block, uint64_t first, uint64_t
 static void update_chunk(fb_updater *u, const job *j, uint64_t first, uint64_t n)
 {
     uint64_t end = first + n, size = fb_dtype_size(u->state->act);
-    for (uint32_t r = u->range_first[j->block]; r < u->range_first[j->block + 1]; r++) {
-        const decay_range *d = &u->ranges[r];
+    for (uint32_t r = u->decay.first[j->block]; r < u->decay.first[j->block + 1]; r++) {
+        const fb_decay_range *d = &u->decay.ranges[r];
         uint64_t from = d->first > first ? d->first : first, to = d->first + d->n < end ? d->first + d->n : end;
         if (from < to)
             update_range(u, j->block, from, to - from, j->gradient + (from - j->first) * size, d->decay);
@@ -194,27 +188,6 @@ void fb_updater_wait_all(fb_updater *u)
 
 /* ---- new, free ---- */
 
-/* Neighbouring parameters of one kind are one range; padding belongs to the parameter before it (zero stays zero). */
-static void build_ranges(fb_updater *u)
-{
-    const fb_manifest *m = u->state->manifest;
-    uint32_t n = 0;
-    for (uint32_t b = 0; b < m->n_block; b++) {
-        const fb_block_desc *d = &m->blocks[b];
-        u->range_first[b] = n;
-        for (uint32_t i = 0; i < d->n_param; i++) {
-            const fb_param *p = &m->params[d->param_first + i];
-            uint64_t end = i + 1 < d->n_param ? p[1].offset : d->extent;
-            if (n > u->range_first[b] && u->ranges[n - 1].decay == p->decay)
-                u->ranges[n - 1].n = end - u->ranges[n - 1].first;
-            else
-                u->ranges[n++] = (decay_range){ p->offset, end - p->offset, p->decay };
-        }
-        u->remaining[b] = d->extent;
-    }
-    u->range_first[m->n_block] = n;
-}
-
 fb_status fb_updater_new(fb_updater **out, fb_state *state, fb_pool *slabs, uint32_t n_thread, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -228,15 +201,15 @@ fb_status fb_updater_new(fb_updater **out, fb_state *state, fb_pool *slabs, uint
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->work, NULL);
     pthread_cond_init(&u->clean, NULL);
-    u->ranges = calloc(m->n_param, sizeof *u->ranges);
-    u->range_first = calloc(m->n_block + 1, sizeof *u->range_first);
     u->block_state = calloc(m->n_block, sizeof *u->block_state);
     u->remaining = calloc(m->n_block, sizeof *u->remaining);
     u->ring = calloc(u->capacity, sizeof *u->ring);
     u->threads = calloc(n_thread, sizeof *u->threads);
-    if (!u->ranges || !u->range_first || !u->block_state || !u->remaining || !u->ring || !u->threads)
+    if (!u->block_state || !u->remaining || !u->ring || !u->threads)
         FB_TRY(fb_fail(err, FB_NOMEM, "update workers: no memory for %u blocks", m->n_block));
-    build_ranges(u);
+    FB_TRY(fb_decay_init(&u->decay, m, err));
+    for (uint32_t b = 0; b < m->n_block; b++)
+        u->remaining[b] = m->blocks[b].extent;
     for (; u->n_thread < n_thread; u->n_thread++)
         if (pthread_create(&u->threads[u->n_thread], NULL, worker_main, u) != 0)
             FB_TRY(fb_fail(err, FB_FAILED, "update workers: the system refuses thread %u of %u", u->n_thread + 1, n_thread));
@@ -260,8 +233,7 @@ void fb_updater_free(fb_updater *u)
     pthread_mutex_destroy(&u->lock);
     pthread_cond_destroy(&u->work);
     pthread_cond_destroy(&u->clean);
-    free(u->ranges);
-    free(u->range_first);
+    fb_decay_deinit(&u->decay);
     free(u->block_state);
     free(u->remaining);
     free(u->ring);

@@ -93,13 +93,17 @@ typedef struct rig_outcome {
 
 static inline void rig_take(rig_outcome *o, engine_rig *r)
 {
-    const fb_state *s = &r->session.state;
+    static const fb_plan_host_region parts[] = { FB_HOST_WEIGHTS, FB_HOST_M, FB_HOST_V };
+    const fb_manifest *m = &r->session.manifest;
+    fb_error err;
     fb_engine_settle(r->session.engine);
-    o->n = s->base[s->manifest->n_block];
+    o->n = m->extent;
     o->all = malloc(3 * o->n * sizeof *o->all);
-    fb_state_read(s, 0, 0, o->n, o->all); /* blocks follow one another */
-    memcpy(o->all + o->n, fb_state_at(s, FB_HOST_M, 0, 0), o->n * sizeof *o->all);
-    memcpy(o->all + 2 * o->n, fb_state_at(s, FB_HOST_V, 0, 0), o->n * sizeof *o->all);
+    float *at = o->all;
+    for (size_t p = 0; p < FB_COUNT(parts); p++)
+        for (uint32_t b = 0; b < m->n_block; at += m->blocks[b++].extent)
+            if (fb_state_get(&r->session.state, parts[p], b, 0, m->blocks[b].extent, at, &err) != FB_OK)
+                fail_msg("%s", err.msg);
 }
 
 static inline bool rig_same(const rig_outcome *a, const rig_outcome *b)

@@ -151,6 +151,29 @@ static void passes_change_no_bit(void **unused)
     with_each_model(passes);
 }
 
+/* Wherever blocks live, whatever the layers keep and wherever it waits. */
+static void placements(const rig_outcome *want, const char *dtype, uint32_t turn)
+{
+    static const char *const homes[] = { "placement=layers:1", "placement=layers:2", "placement=resident" };
+    static const char *const kept[] = { "recompute=none", "recompute=selective", "recompute=full" };
+    for (uint32_t i = 0; i < 12; i += 1 + 2 * SANITIZED) {
+        char passes[16];
+        snprintf(passes, sizeof passes, "passes=%u", 1 + i % 4);
+        expect_same(want, &(setting){ .overrides = { dtype, homes[i % 3], passes, kept[(i + turn) / 2 % 3], clips[(i + turn) % 2],
+            (i + turn) % 4 == 1 ? "activations=host" : "activations=device",
+            (i + turn) / 3 % 2 ? "accumulators=device" : "accumulators=host", (i + turn) % 5 ? "overlap=true" : "overlap=false" },
+            .eval_between = i % 3 == 1 });
+    }
+    for (uint32_t i = 0; i < FB_COUNT(kept); i++)
+        expect_same(want, &(setting){ .overrides = { dtype, "activations=host", kept[i], clips[(i + turn) % 2], i == 1 ? "passes=2" : "passes=1" } });
+}
+
+static void placements_change_no_bit(void **unused)
+{
+    (void)unused;
+    with_each_model(placements);
+}
+
 static void threads_and_policies(const rig_outcome *want, const char *dtype, uint32_t turn)
 {
     static const char *const all[] = { "update_threads=1", "update_threads=2", "update_threads=5", "compute_threads=1",
@@ -185,7 +208,8 @@ static void delays(const rig_outcome *want, const char *dtype, uint32_t turn)
         char backend[64];
         snprintf(backend, sizeof backend, "backend=fault:delay=300,seed=%u", 10 * turn + i);
         expect_same(want, &(setting){ .overrides = { dtype, clips[(i + turn) % 2], backend, i % 2 ? "slots=2" : "slots=3",
-            (i + turn) % 3 ? "recompute=selective" : "recompute=full" }, .n_pass = i, .inputs_on_host = i && turn % 2,
+            (i + turn) % 3 ? "recompute=selective" : "recompute=full",
+            i == 0 ? "placement=layers:1" : "placement=stream" }, .n_pass = i, .inputs_on_host = i && turn % 2,
             .eval_between = i == 3 });
     }
 }
@@ -430,6 +454,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(slots_change_no_bit),
         TEST(passes_change_no_bit),
+        TEST(placements_change_no_bit),
         TEST(threads_and_policies_change_no_bit),
         TEST(an_eval_leaves_no_trace),
         TEST(delays_change_nothing),

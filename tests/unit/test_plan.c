@@ -18,10 +18,19 @@ static const tiny_model tied = { "qwen3", 32, 48, 5, 4, 2, 8, 96, true, NULL, 0 
 static const tiny_model dynamic = { "llama", 32, 48, 3, 4, 2, 8, 96, false,
     ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}", 0 };
 
+static uint64_t scratch_4096(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
+{
+    (void)t_max, (void)n_head, (void)head_dim;
+    return 4096;
+}
+
+static fb_layout layout; /* that build asks for */
+
 static fb_plan_request request_for(const fb_manifest *m)
 {
-    return (fb_plan_request){ .manifest = m, .act = FB_F32, .train = true, .clip = true, .recompute = FB_RECOMPUTE_SELECTIVE,
-        .slots = 2, .row_len = 24, .micro_rows = 2, .n_micro = 6, .unified = true, .attention_scratch = 4096,
+    layout = (fb_layout){ .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_SELECTIVE, .rich = FB_RECOMPUTE_SELECTIVE };
+    return (fb_plan_request){ .manifest = m, .act = FB_F32, .train = true, .clip = true,
+        .row_len = 24, .micro_rows = 2, .n_micro = 6, .unified = true, .attention_scratch = scratch_4096,
         .meta_size = fb_micro_size, .logits_size = 64u << 20, .runtime_bytes = 12345 };
 }
 
@@ -29,7 +38,7 @@ static fb_plan build(const fb_plan_request *r)
 {
     fb_plan p;
     fb_error err;
-    if (fb_plan_build(&p, r, &err) != FB_OK)
+    if (fb_plan_build(&p, r, &layout, &err) != FB_OK)
         fail_msg("%s", err.msg);
     return p;
 }
@@ -64,13 +73,13 @@ static void the_ledger_adds_up(void **unused)
                 for (uint32_t n_micro = 1; n_micro < 8; n_micro += 3) {
                     fb_plan_request r = request_for(&m);
                     r.train = bits & 1, r.clip = bits & 2, r.act = bits & 4 ? FB_BF16 : FB_F32;
-                    r.recompute = (fb_recompute)policy, r.n_micro = n_micro, r.slots = 1 + n_micro;
+                    layout.recompute = layout.rich = (fb_recompute)policy, r.n_micro = n_micro, layout.slots = 1 + n_micro;
                     r.cache_len = r.train ? 0 : 40;
                     fb_plan p = build(&r);
                     check_ledger(&p);
-                    assert_int_equal(p.n_pass, 1);
+                    assert_int_equal(p.layout.n_pass, 1);
                     assert_int_equal(p.micro_per_pass, n_micro);
-                    assert_int_equal(p.slots, r.slots < m.cfg.n_layer ? r.slots : m.cfg.n_layer);
+                    assert_int_equal(p.layout.slots, layout.slots < m.cfg.n_layer ? layout.slots : m.cfg.n_layer);
                     assert_int_equal(p.t_max, 48);
                 }
         fb_manifest_free(&m);
@@ -110,8 +119,10 @@ static uint32_t layouts(uint64_t *size, const fb_plan_request *r)
     uint32_t n = 0;
     for (uint32_t n_pass = 1; n_pass <= r->n_micro; n_pass++)
         for (int on_host = 0; on_host < 2; on_host++) {
-            fb_plan p = build(r);
-            lay_out(&p, r, n_pass, on_host);
+            fb_plan p;
+            fb_layout l = layout;
+            l.n_pass = n_pass, l.kept_on_host = on_host;
+            fb_plan_lay_out(&p, r, &l);
             size[n++] = p.device_bytes;
         }
     return n;
@@ -139,7 +150,7 @@ static void budgets_at_the_byte(void **unused)
                     r.hbm_budget = size[k / 3] + k % 3 - 1;
                     while (first < n && size[first] > r.hbm_budget)
                         first++;
-                    fb_status st = fb_plan_build(&p, &r, &err);
+                    fb_status st = fb_plan_build(&p, &r, &layout, &err);
                     check_ledger(&p);
                     if (first == n) {
                         expect_failure(st, FB_NOFIT, &err, "hbm_budget allows");
@@ -149,9 +160,9 @@ static void budgets_at_the_byte(void **unused)
                     }
                     assert_int_equal(st, FB_OK);
                     assert_int_equal(p.device_bytes, size[first]);
-                    assert_int_equal(p.n_pass, 1 + first / 2);
-                    assert_int_equal(p.inputs_on_host, first % 2);
-                    assert_true((p.n_pass - 1) * p.micro_per_pass < n_micro && p.n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
+                    assert_int_equal(p.layout.n_pass, 1 + first / 2);
+                    assert_int_equal(p.layout.kept_on_host, first % 2);
+                    assert_true((p.layout.n_pass - 1) * p.micro_per_pass < n_micro && p.layout.n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
                 }
                 fb_manifest_free(&m);
             }
@@ -188,7 +199,7 @@ static void host_budget_at_the_byte(void **unused)
         r.ram_budget = p.host_bytes + (unified ? p.device_bytes : 0);
         build(&r);
         r.ram_budget--;
-        expect_failure(fb_plan_build(&p, &r, &err), FB_NOFIT, &err, "ram_budget allows");
+        expect_failure(fb_plan_build(&p, &r, &layout, &err), FB_NOFIT, &err, "ram_budget allows");
         assert_int_equal(strstr(err.msg, "device arena included") != NULL, unified);
         assert_non_null(strstr(err.msg, "max_grad_norm: 0"));
     }
@@ -206,12 +217,12 @@ static void several_passes_need_room_on_the_host(void **unused)
         r.clip = bits & 1, r.act = bits & 2 ? FB_BF16 : FB_F32;
         fb_plan p = build(&r);
         assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, 0);
-        while (p.n_pass == 1) {
+        while (p.layout.n_pass == 1) {
             r.hbm_budget = p.device_bytes - 1;
             p = build(&r);
         }
         assert_int_equal(p.host[FB_HOST_ACCUMULATORS].size, r.clip && r.act == FB_F32 ? 0 : 4 * m.extent);
-        assert_int_equal(p.host[FB_HOST_INPUTS].size, p.inputs_on_host ? p.input_size * p.micro_per_pass * m.cfg.n_layer : 0);
+        assert_int_equal(p.host[FB_HOST_INPUTS].size, p.layout.kept_on_host ? p.input_size * p.micro_per_pass * m.cfg.n_layer : 0);
     }
     fb_manifest_free(&m);
 }
@@ -225,11 +236,11 @@ static void the_remedy_names_what_can_be_changed(void **unused)
     tiny_manifest(&m, &untied);
     fb_plan_request r = request_for(&m);
     r.hbm_budget = 1;
-    r.slots = 4;
-    fb_plan_build(&p, &r, &err);
+    layout.slots = 4;
+    fb_plan_build(&p, &r, &layout, &err);
     assert_non_null(strstr(err.msg, "lower slots (4), set recompute: full, lower micro_batch (2) or lower cutoff_len (24)"));
-    r.slots = 2, r.recompute = FB_RECOMPUTE_FULL, r.micro_rows = 1;
-    fb_plan_build(&p, &r, &err);
+    layout.slots = 2, layout.recompute = layout.rich = FB_RECOMPUTE_FULL, r.micro_rows = 1;
+    fb_plan_build(&p, &r, &layout, &err);
     assert_null(strstr(err.msg, "slots"));
     assert_null(strstr(err.msg, "recompute"));
     assert_null(strstr(err.msg, "micro_batch"));
@@ -247,7 +258,7 @@ static void impossible_batches_are_refused(void **unused)
     for (size_t i = 0; i < FB_COUNT(rows); i++) {
         fb_plan_request r = request_for(&m);
         r.row_len = rows[i][0], r.micro_rows = rows[i][1];
-        expect_failure(fb_plan_build(&p, &r, &err), FB_CONFIG, &err, "tokens");
+        expect_failure(fb_plan_build(&p, &r, &layout, &err), FB_CONFIG, &err, "tokens");
     }
     fb_manifest_free(&m);
 }
@@ -264,7 +275,7 @@ static void needs_do_not_wrap(void **unused)
         fb_plan_request r = request_for(&m);
         r.row_len = 1u << 20, r.micro_rows = 1u << 9, r.n_micro = 1u << shift;
         double inputs = 0x1p29 * m.cfg.hidden * 4.0 * r.n_micro * (m.cfg.n_layer + 1);
-        if (fb_plan_build(&p, &r, &err) == FB_OK)
+        if (fb_plan_build(&p, &r, &layout, &err) == FB_OK)
             assert_true((double)p.device_bytes > inputs);
         else
             expect_failure(err.status, FB_CONFIG, &err, "more memory than any machine has");
@@ -285,7 +296,7 @@ static void the_cut_of_the_head_is_the_vocabularys(void **unused)
         fb_plan_request r = request_for(&m);
         r.row_len = 8192;
         assert_int_equal(build(&r).loss_rows, want[i][1]);
-        r.slots = FB_SLOTS_ALL, r.n_micro = 1, r.train = false;
+        layout.slots = FB_SLOTS_ALL, r.n_micro = 1, r.train = false;
         assert_int_equal(build(&r).loss_rows, want[i][1]);
         fb_manifest_free(&m);
     }
@@ -308,13 +319,13 @@ static void the_gradient_buffer_takes_what_is_left(void **unused)
         r.hbm_budget = rest + 2 * out - 1;
         fb_plan p = build(&r);
         check_ledger(&p);
-        assert_false(p.inputs_on_host);
+        assert_false(p.layout.kept_on_host);
         assert_in_range(p.out_elems, next - NORM_TILE, next);
         assert_int_equal(p.out_elems % NORM_TILE, 0);
         out = p.out_elems;
     }
     r.hbm_budget = rest + 2 * OUT_ELEMS_LEAST - 1;
-    assert_true(build(&r).inputs_on_host);
+    assert_true(build(&r).layout.kept_on_host);
     r.hbm_budget = 0, r.unified = true;
     assert_int_equal(build(&r).out_elems, OUT_ELEMS_LEAST); /* a copy within one memory needs no more */
     fb_manifest_free(&m);

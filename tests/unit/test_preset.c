@@ -83,12 +83,12 @@ static void fill(fb_state *s, fb_manifest *m, fb_plan *p, fb_device *d, fb_dtype
     fb_error err;
     fb_team *team;
     tiny_manifest(m, &model);
-    fb_plan_request r = { .manifest = m, .act = act, .train = true, .slots = 1, .row_len = 8, .micro_rows = 1, .n_micro = 1,
-                          .meta_size = fb_micro_size };
-    if (fb_team_new(&team, n_thread, "test", &err) != FB_OK || fb_plan_build(p, &r, &err) != FB_OK
-        || fb_state_init(s, m, p, act, d, team, &err) != FB_OK)
+    fb_plan_request r = { .manifest = m, .act = act, .train = true, .row_len = 8, .micro_rows = 1, .n_micro = 1,
+                          .meta_size = fb_micro_size, .attention_scratch = d->kernels->attention_scratch };
+    fb_layout l = { .n_pass = 1, .slots = 1 };
+    if (fb_team_new(&team, n_thread, "test", &err) != FB_OK || fb_plan_build(p, &r, &l, &err) != FB_OK
+        || fb_state_init(s, m, p, NULL, d, team, &err) != FB_OK || fb_state_randomize(s, seed, team, &err) != FB_OK)
         fail_msg("%s", err.msg);
-    fb_state_randomize(s, seed, team);
     fb_team_free(team);
 }
 

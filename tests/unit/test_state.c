@@ -41,9 +41,11 @@ static void make_state(fb_state *s, fb_manifest *m, fb_plan *p, const setting *x
 {
     fb_error err;
     tiny_manifest(m, &model);
-    fb_plan_request r = { .manifest = m, .act = x->act, .train = x->train, .clip = x->clip, .slots = 1, .row_len = 8,
-                          .micro_rows = 1, .n_micro = 1, .meta_size = fb_micro_size };
-    if (fb_plan_build(p, &r, &err) != FB_OK || fb_state_init(s, m, p, x->act, device, team, &err) != FB_OK)
+    fb_plan_request r = { .manifest = m, .act = x->act, .train = x->train, .clip = x->clip, .row_len = 8,
+                          .micro_rows = 1, .n_micro = 1, .meta_size = fb_micro_size,
+                          .attention_scratch = device->kernels->attention_scratch };
+    fb_layout l = { .n_pass = 1, .slots = 1 };
+    if (fb_plan_build(p, &r, &l, &err) != FB_OK || fb_state_init(s, m, p, NULL, device, team, &err) != FB_OK)
         fail_msg("%s", err.msg);
 }
 

@@ -65,9 +65,11 @@ static fb_state make_state(fb_dtype act)
     fb_state s;
     fb_plan p;
     fb_error err;
-    fb_plan_request r = { .manifest = &manifest, .act = act, .train = true, .clip = true, .slots = 1, .row_len = 8,
-                          .micro_rows = 1, .n_micro = 1, .meta_size = fb_micro_size };
-    if (fb_plan_build(&p, &r, &err) != FB_OK || fb_state_init(&s, &manifest, &p, act, device, team, &err) != FB_OK)
+    fb_plan_request r = { .manifest = &manifest, .act = act, .train = true, .clip = true, .row_len = 8,
+                          .micro_rows = 1, .n_micro = 1, .meta_size = fb_micro_size,
+                          .attention_scratch = device->kernels->attention_scratch };
+    fb_layout l = { .n_pass = 1, .slots = 1 };
+    if (fb_plan_build(&p, &r, &l, &err) != FB_OK || fb_state_init(&s, &manifest, &p, NULL, device, team, &err) != FB_OK)
         fail_msg("%s", err.msg);
     uint64_t seed = 99;
     for (uint32_t i = 0; i < manifest.n_param; i++) {

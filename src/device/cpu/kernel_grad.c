@@ -21,8 +21,8 @@ FB_INLINE double grad_tile(const fb_grad_out *a, uint64_t first, uint64_t n, fb_
     double lane[SQ_LANES] = { 0 };
     for (uint64_t i = 0; i < n; i += GRAD_STEP) {
         uint64_t steps = n - i < GRAD_STEP ? n - i : GRAD_STEP, k = 0;
-        void *to = fb_at(a->out, out, first + i);
-        float widened[GRAD_STEP];
+        float widened[GRAD_STEP], unsaved[GRAD_STEP];
+        void *to = a->out ? fb_at(a->out, out, first + i) : unsaved;
         fb_row_store(to, out, a->acc + first + i, steps);
         const float *v = fb_row_view(to, out, steps, widened);
         for (; k + SQ_LANES <= steps; k += SQ_LANES)

@@ -133,6 +133,7 @@ static void run_record(struct fb_cpu *c, void *args)
 {
     event_args *a = args;
     pthread_mutex_lock(&c->event_lock);
+    assert(a->value > a->event->reached); /* a record that overtakes an earlier one would let a wait through too soon */
     a->event->reached = a->value;
     a->event->time = fb_clock();
     pthread_cond_broadcast(&c->event_reached);

@@ -128,7 +128,8 @@ grad_out(uint64_t n, const float *acc, T *out, double *tile_sq)
     uint64_t first = (uint64_t)blockIdx.x * GRAD_TILE;
     uint32_t len = (uint32_t)(n - first < GRAD_TILE ? n - first : GRAD_TILE), whole = len / N * N;
     acc += first;
-    out += first;
+    if constexpr (WRITE)
+        out += first;
     double sum = 0;
 #pragma unroll 2
     for (uint32_t i = threadIdx.x * N; i < whole; i += GRAD_THREADS * N) {
@@ -181,7 +182,7 @@ sum_tiles(const double *tile_sq, uint32_t n_tile, double *sq, bool accumulate)
 template <typename T>
 static void grad_launch(cudaStream_t s, const fb_grad_out *a, double *tile_sq, uint32_t n_tile)
 {
-    if (n_tile && a->out == (const void *)a->acc)
+    if (n_tile && (!a->out || a->out == (const void *)a->acc))
         grad_out<T, false><<<n_tile, GRAD_THREADS, 0, s>>>(a->n, a->acc, (T *)a->out, tile_sq);
     else if (n_tile)
         grad_out<T, true><<<n_tile, GRAD_THREADS, 0, s>>>(a->n, a->acc, (T *)a->out, tile_sq);

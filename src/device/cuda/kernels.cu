@@ -45,7 +45,11 @@ static fb_status warm(fb_device *d, fb_dtype act, fb_error *err)
     fb_bias_grad bias = { act, t, c, x, c, sums, true };
     FB_CUDA_OK(fb_cuda_bias_grad(d, &bias, err));
     fb_grad_out grad = { act, c, f32, y, (double *)(void *)sums, false };
-    return fb_cuda_grad_out(d, &grad, err);
+    FB_CUDA_OK(fb_cuda_grad_out(d, &grad, err));
+    fb_update update = { act, act, c, x, (int16_t *)y, w, f32, f32, {}, NULL };
+    FB_CUDA_OK(fb_cuda_update(d, &update, err));
+    update.g_dtype = FB_F32;
+    return fb_cuda_update(d, &update, err);
 }
 
 fb_status fb_cuda_kernels_init(fb_cuda *c, fb_error *err)
