@@ -210,17 +210,17 @@ static bool fill(seeker *s, fb_layout *l)
 static void place(const seeker *s, fb_layout *l, bool embed, bool head)
 {
     const fb_wishes *w = s->w;
-    bool all = w->placement == FB_PLACE_RESIDENT, tied = s->r.manifest->cfg.tied;
-    if (w->placement != FB_PLACE_AUTO) {
-        embed = all || (w->placement == FB_PLACE_LAYERS && w->home_layers && !tied);
+    bool all = w->placement == FB_HOME_EVERYTHING, tied = s->r.manifest->cfg.tied;
+    if (w->placement != FB_HOME_AUTO) {
+        embed = all || (w->placement == FB_HOME_LAYERS && w->home_layers && !tied);
         head = all;
     }
     if (tied)
         embed = head = embed || head;
     l->home_embed = embed;
     l->home_head = head;
-    if (w->placement != FB_PLACE_AUTO)
-        l->home_layers = all ? n_layer(s) : w->placement == FB_PLACE_LAYERS ? min_u32(w->home_layers, n_layer(s)) : 0;
+    if (w->placement != FB_HOME_AUTO)
+        l->home_layers = all ? n_layer(s) : w->placement == FB_HOME_LAYERS ? min_u32(w->home_layers, n_layer(s)) : 0;
 }
 
 /* Of all layers but the last ones, and of these.  Where what is kept travels, the last layers' comes back first: they may keep less. */
@@ -241,6 +241,11 @@ static bool may_pair(const seeker *s, size_t i, bool on_host)
 static bool may_host(const seeker *s, int on_host)
 {
     return s->w->kept_on_host == FB_WISH_AUTO ? !(on_host && s->r.unified && s->found) : s->w->kept_on_host == on_host;
+}
+
+static bool may_acc(const seeker *s, bool on_device)
+{
+    return s->w->acc_on_device == FB_WISH_AUTO || s->w->acc_on_device == on_device;
 }
 
 /* Passes 1.. that differ, as the numbers of micro-batches in each. */
@@ -270,7 +275,7 @@ static bool is_hopeless(seeker *s, fb_layout l, uint32_t home)
 static void try_homes(seeker *s, fb_layout l)
 {
     uint32_t low = 0, high = n_layer(s);
-    if (s->w->placement != FB_PLACE_AUTO) {
+    if (s->w->placement != FB_HOME_AUTO) {
         if (fill(s, &l))
             consider(s, &l);
         return;
@@ -319,8 +324,9 @@ static void try_pass(seeker *s, uint32_t n_pass)
             if (!may_pair(s, i, on_host) || (s->w->recompute == FB_WISH_AUTO && !on_host && pairs[i][0] == pairs[i][1] && n_layer(s) > 1))
                 continue;
             for (int home = 0; home < 2; home++) {
-                fb_layout l = { .n_pass = n_pass, .recompute = pairs[i][0], .rich = pairs[i][1], .kept_on_host = on_host, .acc_on_device = n_pass > 1 };
-                if (home && s->w->placement != FB_PLACE_AUTO)
+                fb_layout l = { .n_pass = n_pass, .recompute = pairs[i][0], .rich = pairs[i][1], .kept_on_host = on_host,
+                                .acc_on_device = n_pass > 1 && may_acc(s, true) };
+                if (home && s->w->placement != FB_HOME_AUTO)
                     continue;
                 place(s, &l, home, home);
                 if (is_hopeless(s, l, n_layer(s)))
@@ -328,8 +334,9 @@ static void try_pass(seeker *s, uint32_t n_pass)
                 bool before = s->any;
                 s->any = false;
                 try_homes(s, l);
+                bool other = l.acc_on_device && may_acc(s, false);
                 l.acc_on_device = false; /* the neighbours of the best will tell whether it is better where both fit */
-                if (n_pass > 1 && !s->any)
+                if (other && !s->any)
                     try_homes(s, l);
                 s->any = s->any || before;
             }
@@ -369,10 +376,10 @@ static void try_thriftiest(seeker *s)
             fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : many ? s->r.n_micro : 1, .slots = slots, .recompute = policy, .rich = policy,
                             .kept_on_host = on_host, .acc_on_device = acc };
             place(s, &l, bits & 4, bits & 8);
-            if ((s->w->kept_on_host != FB_WISH_AUTO && s->w->kept_on_host != on_host) || (acc && l.n_pass == 1))
+            if ((s->w->kept_on_host != FB_WISH_AUTO && s->w->kept_on_host != on_host) || (l.n_pass == 1 ? acc : !may_acc(s, acc)))
                 continue;
             consider(s, &l);
-            if (s->w->placement != FB_PLACE_AUTO)
+            if (s->w->placement != FB_HOME_AUTO)
                 continue;
             if (grow(s, &l, &l.home_layers, 0, n_layer(s)))
                 consider(s, &l);
@@ -406,6 +413,8 @@ static void try_filled(seeker *s, fb_layout l)
 {
     place(s, &l, l.home_embed, l.home_head);
     l.n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : l.n_pass;
+    if (s->w->acc_on_device != FB_WISH_AUTO)
+        l.acc_on_device = s->w->acc_on_device;
     l.slots = s->w->slots != FB_AUTO ? s->w->slots : max_u32(l.slots, 1); /* there are none where everything is at home */
     consider(s, &l);
     fb_layout more = l;
@@ -455,7 +464,8 @@ static void try_neighbours(seeker *s)
     }
     fb_layout l = c.layout;
     l.acc_on_device = !l.acc_on_device;
-    try_filled(s, l);
+    if (may_acc(s, l.acc_on_device))
+        try_filled(s, l);
     l = c.layout;
     l.kept_on_host = !l.kept_on_host;
     if (s->w->kept_on_host == FB_WISH_AUTO)

@@ -10,7 +10,7 @@
 
 enum { FB_WISH_AUTO = -1 };
 
-typedef enum { FB_PLACE_AUTO, FB_PLACE_STREAM, FB_PLACE_RESIDENT, FB_PLACE_LAYERS } fb_placement;
+typedef enum { FB_HOME_AUTO, FB_HOME_NOTHING, FB_HOME_EVERYTHING, FB_HOME_LAYERS } fb_home;
 
 /* What the user fixed. */
 typedef struct fb_wishes {
@@ -19,9 +19,10 @@ typedef struct fb_wishes {
     int          recompute;     /* fb_recompute, for all layers; FB_WISH_AUTO */
     uint32_t     slots;         /* FB_AUTO; FB_SLOTS_ALL */
     uint32_t     n_pass;        /* FB_AUTO */
-    fb_placement placement;     /* STREAM: nothing at home; RESIDENT: everything; LAYERS: the first home_layers, and an untied embedding */
+    fb_home      placement;     /* LAYERS: the first home_layers, and an untied embedding */
     uint32_t     home_layers;
     int          kept_on_host;  /* FB_WISH_AUTO, 0, 1 */
+    int          acc_on_device; /* the same; of several passes */
 } fb_wishes;
 
 typedef struct fb_search_effort {

@@ -19,7 +19,8 @@ static const tiny_model *const models[] = { &untied, &tied };
 
 enum { ROWS = 4 };
 
-static const fb_wishes anything = { .load = { .rows_per_step = ROWS }, .recompute = FB_WISH_AUTO, .kept_on_host = FB_WISH_AUTO };
+static const fb_wishes anything = { .load = { .rows_per_step = ROWS }, .recompute = FB_WISH_AUTO, .kept_on_host = FB_WISH_AUTO,
+                                    .acc_on_device = FB_WISH_AUTO };
 
 /* Every layout there is, with what it needs and takes. */
 typedef struct one {
@@ -162,15 +163,15 @@ static void wishes_are_kept(void **unused)
     fb_manifest m;
     tiny_manifest(&m, &untied);
     for (int bits = 0; bits < 64; bits++)
-        for (int place = FB_PLACE_AUTO; place <= FB_PLACE_LAYERS; place++) {
+        for (int place = FB_HOME_AUTO; place <= FB_HOME_LAYERS; place++) {
             fb_wishes w = anything;
             fb_plan p;
             fb_error err;
             fb_plan_request r = rig_request(&m, ROWS, 3);
             w.micro_rows = bits & 1 ? 2 : FB_AUTO, w.recompute = bits & 2 ? FB_RECOMPUTE_SELECTIVE : FB_WISH_AUTO;
             w.slots = bits & 4 ? 1 : FB_AUTO, w.n_pass = bits & 8 ? 2 : FB_AUTO;
-            w.kept_on_host = bits & 16 ? bits / 32 : FB_WISH_AUTO;
-            w.placement = (fb_placement)place, w.home_layers = 2;
+            w.kept_on_host = bits & 16 ? bits / 32 : FB_WISH_AUTO, w.acc_on_device = bits & 32 ? bits & 1 : FB_WISH_AUTO;
+            w.placement = (fb_home)place, w.home_layers = 2;
             assert_int_equal(fb_plan_search(&p, NULL, &r, &machine, &w, NULL, &err), FB_OK);
             const fb_layout *l = &p.layout;
             assert_true(r.micro_rows * r.n_micro >= ROWS && r.micro_rows * (r.n_micro - 1) < ROWS);
@@ -184,11 +185,13 @@ static void wishes_are_kept(void **unused)
                 assert_int_equal(l->n_pass, r.n_micro < 2 ? r.n_micro : 2);
             if (bits & 16)
                 assert_int_equal(l->kept_on_host, bits / 32);
-            if (place == FB_PLACE_STREAM)
+            if (bits & 32)
+                assert_int_equal(l->acc_on_device, l->n_pass > 1 && bits & 1);
+            if (place == FB_HOME_NOTHING)
                 assert_true(l->home_layers == 0 && !l->home_embed && !l->home_head);
-            if (place == FB_PLACE_RESIDENT)
+            if (place == FB_HOME_EVERYTHING)
                 assert_true(l->home_layers == 3 && l->home_embed && l->home_head);
-            if (place == FB_PLACE_LAYERS)
+            if (place == FB_HOME_LAYERS)
                 assert_true(l->home_layers == 2 && l->home_embed && !l->home_head);
         }
     fb_manifest_free(&m);
