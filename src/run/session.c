@@ -7,9 +7,7 @@
 #include "config/parse.h"
 #include "device/cpu/cpu.h"
 #include "io/file.h"
-
-/* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
-static const uint64_t RUNTIME_BYTES = 8u << 20;
+#include "run/planning.h"
 
 void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro)
 {
@@ -80,23 +78,31 @@ static fb_status asked_layout(fb_layout *l, const fb_options *o, const fb_manife
     return FB_OK;
 }
 
+fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_request *out, fb_error *err)
+{
+    const fb_options *o = r->options;
+    fb_status st = s->device ? FB_OK : open_device(s, o, err);
+    if (st != FB_OK)
+        return st;
+    s->act = o->compute_dtype == FB_DTYPE_AUTO ? s->info.dtype : (fb_dtype)o->compute_dtype;
+    uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
+    *out = (fb_plan_request){
+        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len,
+        .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
+        .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
+        .meta_size = fb_micro_size, .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
+        .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
+    };
+    return FB_OK;
+}
+
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
 {
     fb_status st = FB_OK;
-    const fb_options *o = r->options;
-    if (!s->device)
-        FB_TRY(open_device(s, o, err));
-    s->act = o->compute_dtype == FB_DTYPE_AUTO ? s->info.dtype : (fb_dtype)o->compute_dtype;
-    uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
-    fb_plan_request p = {
-        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
-        .unified = s->info.unified, .logits_size = s->info.logits_size,
-        .attention_scratch = s->device->kernels->attention_scratch,
-        .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
-        .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
-    };
+    fb_plan_request p;
     fb_layout l;
-    FB_TRY(asked_layout(&l, o, &s->manifest, err));
+    FB_TRY(fb_session_ask(s, r, &p, err));
+    FB_TRY(asked_layout(&l, r->options, &s->manifest, err));
     s->step_flops = fb_plan_step_flops(&p, &l);
     st = fb_plan_build(&s->plan, &p, &l, err);
 done:
@@ -151,24 +157,7 @@ void fb_session_close(fb_session *s)
 
 void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE])
 {
-    static const char *const policies[] = { "none", "selective", "full" };
-    const fb_layout *l = &s->plan.layout;
-    uint32_t n_layer = s->manifest.cfg.n_layer, streamed = n_layer - l->home_layers;
-    char *at = text;
-    const char *end = text + FB_LAYOUT_SIZE;
-    *at = 0;
-#define SAY(...) do { int n_ = snprintf(at, (size_t)(end - at), __VA_ARGS__); at += n_ > 0 && n_ < end - at ? n_ : 0; } while (0)
-    SAY("%u pass%s; ", l->n_pass, l->n_pass > 1 ? "es" : "");
-    if (l->home_layers || l->home_embed || l->home_head)
-        SAY("%u of %u layers%s%s live on the device", l->home_layers, n_layer, l->home_embed ? ", the embedding" : "",
-            l->home_head ? ", the head" : "");
-    if (streamed)
-        SAY("%s%u stream through %u slot%s", l->home_layers || l->home_embed ? ", " : "all ", streamed, l->slots, l->slots > 1 ? "s" : "");
-    SAY("; recompute %s", policies[l->recompute]);
-    if (l->n_rich)
-        SAY(" (%s in the last %u)", policies[l->rich], l->n_rich);
-    SAY("; what is kept is on the %s", l->kept_on_host ? "host" : "device");
-#undef SAY
+    fb_layout_describe(&s->plan, &s->manifest, text);
 }
 
 fb_session_memory fb_session_measure(const fb_session *s)

@@ -6,6 +6,7 @@
 #define FB_RUN_SESSION_H
 
 #include "config/options.h"
+#include "run/planning.h"
 #include "train/engine.h"
 
 /* What a session is for, and the batch it must hold. */
@@ -37,6 +38,8 @@ fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err);
 /* The same for a shape alone, the text of a config.json; the weights will be random, from the option `seed`.  name: for
  * messages. */
 fb_status fb_session_open_shape(fb_session *s, const char *config_json, const char *name, fb_error *err);
+/* After fb_session_open: opens the device; what a plan for it is asked for. */
+fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_request *out, fb_error *err);
 /* After fb_session_open: opens the device, plans for it; allocates neither arena nor state.  May be called again with
  * another request.  FB_NOFIT as fb_plan_build: the plan can then still be looked at. */
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
@@ -53,7 +56,6 @@ fb_session_memory fb_session_measure(const fb_session *s);
 /* DIR/memory.json: planned and measured bytes of either side. */
 fb_status fb_session_write_memory(const fb_session *s, const char *dir, fb_error *err);
 
-enum { FB_LAYOUT_SIZE = 256 };
 /* The plan's layout in words, as one part of a sentence. */
 void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE]);
 
