@@ -4,7 +4,8 @@
  * job on it, do one thing with the job, close it.  Library code never prints and never exits: what it
  * has to say goes to the caller's log sink, what went wrong into the caller's fb_error.
  *
- * Threads: every call on one job comes from one thread, except fb_job_stop.  Two jobs are independent. */
+ * Threads: every call on one job comes from one thread, except fb_job_stop and fb_job_report.  Two jobs are independent.  A
+ * job calls its sink from any thread, but never from two at once. */
 #ifndef FOREBAY_FOREBAY_H
 #define FOREBAY_FOREBAY_H
 
@@ -33,7 +34,7 @@ extern "C" {
     X(IO, 1, "i/o failure")              X(NOMEM, 1, "out of host memory")     \
     X(DEVICE, 1, "device failure")       X(CONFIG, 2, "bad configuration")     \
     X(INPUT, 3, "bad model or data file") X(NOFIT, 4, "does not fit")          \
-    X(NONFINITE, 5, "not finite")        X(STOPPED, 75, "stopped by a signal, checkpoint saved")
+    X(NONFINITE, 5, "not finite")        X(STOPPED, 75, "stopped by a signal; what was learned is saved")
 
 #define FB_STATUS_ENUM(name, code, text) FB_##name,
 typedef enum { FB_STATUS_MAP(FB_STATUS_ENUM) FB_STATUS_COUNT } fb_status;
@@ -70,8 +71,11 @@ typedef struct fb_job fb_job;
 fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *overrides, int n_override,
                       const fb_sink *sink, fb_error *err);
 void      fb_job_close(fb_job *j); /* NULL is fine */
-/* Any thread, or a signal handler: the run ends after the step in hand, saves a checkpoint, returns FB_STOPPED. */
+/* Any thread, or a signal handler: the run ends after the step in hand, saves a checkpoint, returns FB_STOPPED.  Before the
+ * first step it ends as soon as it can: there is nothing to save. */
 void      fb_job_stop(fb_job *j);
+/* Any thread, or a signal handler: a run that trains says what it is doing, as FB_SAY_PROGRESS, and goes on. */
+void      fb_job_report(fb_job *j);
 
 /* Trains, and leaves the model in output_dir. */
 fb_status fb_train(fb_job *j, fb_error *err);

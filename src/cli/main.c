@@ -135,11 +135,34 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsig
 
 static fb_job *running;
 
-/* The first signal ends the run after its step; the second ends the process. */
-static void on_signal(int sig)
+/* What ends a run.  SIGHUP too: the terminal went, the work should not go with it. */
+static const int ending[] = { SIGTERM, SIGINT, SIGUSR1, SIGHUP };
+enum { N_ENDING = sizeof ending / sizeof *ending };
+
+/* The first signal ends the run after its step; the second, of whatever kind, ends the process. */
+static void on_ending(int sig)
 {
+    static volatile sig_atomic_t n;
+    if (n++) {
+        signal(sig, SIG_DFL);
+        raise(sig); /* when this handler has returned */
+        return;
+    }
     fb_job_stop(running);
-    signal(sig, SIG_DFL);
+}
+
+static void on_quit(int sig)
+{
+    (void)sig;
+    fb_job_report(running);
+}
+
+/* Whoever started us with a signal ignored (nohup, a shell's background) does not want it heard. */
+static void handle(int sig, void (*handler)(int))
+{
+    struct sigaction now;
+    if (sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+        sigaction(sig, &(struct sigaction){ .sa_handler = handler, .sa_flags = SA_RESTART }, NULL);
 }
 
 static fb_status with_job(const words *w, fb_status (*act)(fb_job *j, const words *w, fb_error *err), fb_error *err)
@@ -157,13 +180,16 @@ static fb_status act_train(fb_job *j, const words *w, fb_error *err)
 {
     (void)w;
     running = j;
-    signal(SIGTERM, on_signal);
-    signal(SIGINT, on_signal);
-    signal(SIGUSR1, on_signal);
+    for (int i = 0; i < N_ENDING; i++)
+        handle(ending[i], on_ending);
+    handle(SIGQUIT, on_quit);
+    /* A reader of our output that dies takes no training with it, and a file too long is a sentence. */
+    handle(SIGPIPE, SIG_IGN);
+    handle(SIGXFSZ, SIG_IGN);
     fb_status st = fb_train(j, err);
-    signal(SIGTERM, SIG_DFL);
-    signal(SIGINT, SIG_DFL);
-    signal(SIGUSR1, SIG_DFL);
+    for (int i = 0; i < N_ENDING; i++)
+        handle(ending[i], SIG_DFL);
+    handle(SIGQUIT, SIG_DFL);
     running = NULL;
     return st;
 }
@@ -261,7 +287,7 @@ static int help(FILE *out)
         fprintf(out, "  forebay %-52s %s\n", commands[i].form, commands[i].help);
     fprintf(out, "  forebay %-52s %s\n", "help config", "every config key");
     fprintf(out, "\nexit codes: 0 done, 1 failure, 2 usage or config, 3 bad model or data file, 4 does not fit, 5 not finite, "
-                 "75 stopped by a signal with a checkpoint saved\n");
+                 "75 stopped by a signal, what was learned is saved\n");
     return out == stdout ? 0 : 2;
 }
 

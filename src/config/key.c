@@ -93,7 +93,7 @@ const fb_key fb_key_table[] = {
     KEY_U64(seed, "42", 0, "seed of the shuffle"),
     /* output */
     KEY_TEXT(output_dir, NULL, NULL, 0, "folder of checkpoints, log and final model"),
-    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds checkpoints, and remove them"),
+    KEY_BOOL(overwrite_output_dir, "false", "start afresh in a folder that holds checkpoints or a finished model"),
     KEY_U32(logging_steps, "10", 1, U32_MAX, 0, "updates between lines of trainer_log.jsonl"),
     KEY_CHOICE(save_strategy, "steps", strategies, "when to save a checkpoint"),
     KEY_U32(save_steps, "500", 1, U32_MAX, 0, "updates between checkpoints"),
@@ -122,6 +122,7 @@ const fb_key fb_key_table[] = {
     KEY_U32(update_threads, "auto", 0, 65536, FB_KEY_AUTO, "threads of the optimizer; auto: all cores"),
     KEY_TEXT(update_kernel, "auto", update_kernels, 0, "AdamW kernel; auto: the fastest that this machine runs"),
     KEY_BOOL(full_determinism, "false", "the same bits from run to run, at any cost in speed"),
+    KEY_U32(watchdog, "120", 0, 86400, 0, "seconds without movement before a run says what it waits for; 0: never"),
     KEY_TEXT(trace, NULL, NULL, 0, "file to write the last steps' time line into, for Perfetto"),
 };
 static_assert(FB_COUNT(fb_key_table) == FB_KEY_COUNT, "FB_KEY_COUNT is the number of rows");

@@ -39,7 +39,7 @@ typedef struct fb_key {
     unsigned         schedules; /* an lr_scheduler_kwargs key: bit 1 << fb_lr_type for each schedule that takes it */
 } fb_key;
 
-enum { FB_KEY_COUNT = 65, FB_EXPECTATION_SIZE = 256 };
+enum { FB_KEY_COUNT = 66, FB_EXPECTATION_SIZE = 256 };
 extern const fb_key fb_key_table[]; /* FB_KEY_COUNT rows */
 
 static inline void *fb_key_field(const fb_options *o, const fb_key *k)

@@ -85,6 +85,7 @@ typedef struct fb_options {
     uint32_t compute_threads, update_threads; /* 0: all cores */
     char  *update_kernel;     /* auto, scalar, avx2, avx512 */
     bool   full_determinism;
+    uint32_t watchdog;        /* seconds without movement before the run says so; 0: never */
     char  *trace;             /* file to write when everything ran into; NULL: none */
 } fb_options;
 

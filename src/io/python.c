@@ -35,6 +35,7 @@ struct fb_python {
     size_t n_reply, reply_capacity;
     char   tail[TAIL_SIZE];    /* the end of its standard error */
     size_t n_tail;
+    const volatile sig_atomic_t *stop; /* NULL: nobody stops it */
 };
 
 /* ---- what is run ---- */
@@ -451,6 +452,10 @@ fb_status fb_python_ask(fb_python *p, const char *request, const char **reply, f
         return fb_fail(err, FB_FAILED, "%s wrote to its standard output before it was asked; that is for answers only",
                        p->module);
     for (;;) {
+        if (p->stop && *p->stop) {
+            kill(p->pid, SIGINT); /* as from the keyboard: it tidies up */
+            return fb_fail(err, FB_STOPPED, "%s was stopped", p->module);
+        }
         if (n == 0 && !all) {
             text = "\n";
             n = 1;
@@ -477,6 +482,11 @@ fb_status fb_python_ask(fb_python *p, const char *request, const char **reply, f
     *reply = p->reply;
 done:
     return st;
+}
+
+void fb_python_set_stop(fb_python *p, const volatile sig_atomic_t *stop)
+{
+    p->stop = stop;
 }
 
 fb_status fb_python_finish(fb_python *p, fb_error *err)

@@ -327,6 +327,11 @@ fb_status fb_plan_refuse(const fb_plan *p, const fb_plan_request *r, fb_error *e
                        mib(p->device_bytes), mib(r->hbm_budget), mib(p->device_bytes - r->hbm_budget), how);
     }
     uint64_t host = p->host_bytes + (r->unified ? p->device_bytes : 0);
+    if (r->ram_limit && r->ram_budget && host > r->ram_budget)
+        return fb_fail(err, FB_NOFIT, "plan: host memory needs %.1f MiB%s, %s leaves %.1f MiB for it, %.1f MiB are short; free memory or "
+                       "raise that limit%s, or take a smaller model", mib(host), r->unified ? " (device arena included)" : "",
+                       r->ram_limit, mib(r->ram_budget), mib(host - r->ram_budget),
+                       r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "");
     if (r->ram_budget && host > r->ram_budget)
         return fb_fail(err, FB_NOFIT, "plan: host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; "
                        "raise ram_budget%s or take a smaller model", mib(host), r->unified ? " (device arena included)" : "",

@@ -38,6 +38,7 @@ typedef struct fb_plan_request {
     uint64_t     (*meta_size)(uint32_t t_max); /* bytes that describe a micro-batch of so many tokens */
     uint64_t     runtime_bytes;       /* host bytes that the back end and libraries take whatever the model */
     uint64_t     hbm_budget, ram_budget; /* bytes; 0: not limited */
+    const char  *ram_limit;           /* what sets ram_budget, for the refusal; NULL: the user */
 } fb_plan_request;
 
 /* Regions, in arena order. */

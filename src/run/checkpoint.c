@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/file.h"
@@ -252,6 +253,33 @@ fb_status fb_checkpoint_prune(const fb_options *o, fb_error *err)
 fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err)
 {
     return remove_down_to(output_dir, 0, err);
+}
+
+uint32_t fb_checkpoint_count(const char *output_dir)
+{
+    int64_t oldest, newest;
+    return scan(output_dir, &oldest, &newest);
+}
+
+uint64_t fb_checkpoint_bytes(const char *output_dir)
+{
+    char dir[FB_PATH_SIZE];
+    uint64_t bytes = 0;
+    struct stat info;
+    DIR *d = opendir(output_dir);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (step_of(e->d_name) < 0 || fb_path_join(dir, sizeof dir, output_dir, e->d_name, NULL) != FB_OK)
+            continue;
+        DIR *inner = opendir(dir);
+        for (struct dirent *f; inner && (f = readdir(inner));)
+            if (fstatat(dirfd(inner), f->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
+                bytes += (uint64_t)info.st_blocks * 512;
+        if (inner)
+            closedir(inner);
+    }
+    if (d)
+        closedir(d);
+    return bytes;
 }
 
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, fb_error *err)

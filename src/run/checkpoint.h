@@ -30,6 +30,9 @@ fb_status fb_checkpoint_save(const fb_state *s, const fb_progress *p, const fb_o
 fb_status fb_checkpoint_prune(const fb_options *o, fb_error *err);
 /* The newest checkpoint in output_dir; dir is empty when there is none. */
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, fb_error *err);
+/* How many there are, and the bytes they take on the disk. */
+uint32_t fb_checkpoint_count(const char *output_dir);
+uint64_t fb_checkpoint_bytes(const char *output_dir);
 /* All checkpoint-N folders of output_dir, for a run that starts afresh. */
 fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err);
 fb_status fb_checkpoint_read_progress(fb_progress *p, const char *dir, fb_error *err);

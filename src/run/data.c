@@ -15,7 +15,7 @@ fb_status fb_data(fb_job *j, uint32_t n_preview, fb_error *err)
     if (n_preview)
         FB_TRY(fb_dataset_preview(o, &manifest.cfg, n_preview, &j->sink, err));
     else
-        FB_TRY(fb_dataset_open(&data, o, &manifest.cfg, &j->sink, err));
+        FB_TRY(fb_dataset_open(&data, o, &manifest.cfg, &j->stop, &j->sink, err));
 done:
     fb_dataset_close(&data);
     fb_manifest_free(&manifest);

@@ -36,7 +36,7 @@ static json_t *request_of(const fb_options *o, const fb_model_config *c, const c
 }
 
 static fb_status ask(json_t **reply, const fb_options *o, const fb_model_config *c, const char *op, const char *out_dir,
-                     uint32_t n_preview, fb_error *err)
+                     uint32_t n_preview, const volatile sig_atomic_t *stop, fb_error *err)
 {
     fb_status st = FB_OK, ended;
     fb_python *p = NULL;
@@ -48,6 +48,7 @@ static fb_status ask(json_t **reply, const fb_options *o, const fb_model_config 
     if (!text)
         FB_TRY(fb_fail(err, FB_NOMEM, "data: no memory for the request"));
     FB_TRY(fb_python_start(&p, "forebay.data", (const char *const[]){ NULL }, err));
+    fb_python_set_stop(p, stop);
     st = fb_python_ask(p, text, &line, err);
     if (st == FB_OK && !(*reply = json_loads(line, 0, NULL)))
         st = fb_fail(err, FB_FAILED, "data: forebay.data answered with something that is not JSON");
@@ -65,9 +66,22 @@ done:
     return st;
 }
 
-static fb_status open_shard(fb_tokens *t, const char *path, const fb_model_config *c, fb_error *err)
+static uint64_t number(const json_t *o, const char *key)
+{
+    json_int_t v = json_integer_value(json_object_get(o, key));
+    return v > 0 ? (uint64_t)v : 0;
+}
+
+/* The shard that the reply speaks of: another forebay with other options may have put its own in its place since. */
+static fb_status open_shard(fb_tokens *t, const char *path, const json_t *reply, const char *rows, const char *tokens,
+                            const fb_model_config *c, fb_error *err)
 {
     fb_status st = fb_tokens_open(t, path, err);
+    if (st == FB_OK && (t->n_doc != number(reply, rows) || t->n_token != number(reply, tokens))) {
+        st = fb_fail(err, FB_FAILED, "%s: another forebay replaced it just now, with other options for the same output_dir; start "
+                     "again, or give one of the two another output_dir", path);
+        fb_tokens_close(t);
+    }
     if (st == FB_OK && t->id_max >= c->vocab) {
         st = fb_fail(err, FB_INPUT, "%s: token id %u is past the model's vocabulary of %u", path, t->id_max, c->vocab);
         fb_tokens_close(t);
@@ -75,28 +89,23 @@ static fb_status open_shard(fb_tokens *t, const char *path, const fb_model_confi
     return st;
 }
 
-static uint64_t number(const json_t *o, const char *key)
-{
-    json_int_t v = json_integer_value(json_object_get(o, key));
-    return v > 0 ? (uint64_t)v : 0;
-}
-
-fb_status fb_dataset_open(fb_dataset *out, const fb_options *o, const fb_model_config *c, const fb_sink *sink, fb_error *err)
+fb_status fb_dataset_open(fb_dataset *out, const fb_options *o, const fb_model_config *c, const volatile sig_atomic_t *stop,
+                          const fb_sink *sink, fb_error *err)
 {
     fb_status st = FB_OK;
     char dir[FB_PATH_SIZE];
     json_t *reply = NULL;
     fb_dataset d = { 0 };
     FB_TRY(fb_path_join(dir, sizeof dir, o->output_dir, "data", err));
-    FB_TRY(ask(&reply, o, c, "build", dir, 1, err));
+    FB_TRY(ask(&reply, o, c, "build", dir, 1, stop, err));
     const char *train = json_string_value(json_object_get(reply, "train")), *eval = json_string_value(json_object_get(reply, "eval"));
     if (!train)
         FB_TRY(fb_fail(err, FB_FAILED, "data: forebay.data named no shard"));
     d.n_dropped = number(reply, "dropped");
     d.n_truncated = number(reply, "truncated");
-    FB_TRY(open_shard(&d.train, train, c, err));
+    FB_TRY(open_shard(&d.train, train, reply, "rows", "tokens", c, err));
     if (eval)
-        FB_TRY(open_shard(&d.eval, eval, c, err));
+        FB_TRY(open_shard(&d.eval, eval, reply, "eval_rows", "eval_tokens", c, err));
     d.has_eval = eval != NULL;
     fb_say(sink, FB_SAY_PROGRESS, "data: %llu documents, %llu tokens, %llu learned%s%s", (unsigned long long)d.train.n_doc,
            (unsigned long long)d.train.n_token, (unsigned long long)d.train.n_learned,
@@ -147,7 +156,7 @@ fb_status fb_dataset_preview(const fb_options *o, const fb_model_config *c, uint
 {
     json_t *reply, *row;
     size_t i;
-    fb_status st = ask(&reply, o, c, "preview", "", n, err);
+    fb_status st = ask(&reply, o, c, "preview", "", n, NULL, err);
     if (st != FB_OK)
         return st;
     json_array_foreach(json_object_get(reply, "rows"), i, row)

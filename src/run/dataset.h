@@ -2,6 +2,8 @@
 #ifndef FB_RUN_DATASET_H
 #define FB_RUN_DATASET_H
 
+#include <signal.h>
+
 #include "config/options.h"
 #include "forebay/forebay.h"
 #include "io/tokens.h"
@@ -13,8 +15,9 @@ typedef struct fb_dataset {
     uint64_t  n_dropped, n_truncated; /* rows with nothing to learn; rows cut at cutoff_len */
 } fb_dataset;
 
-/* Checks every id against the vocabulary.  FB_INPUT, FB_CONFIG: as forebay.data says. */
-fb_status fb_dataset_open(fb_dataset *out, const fb_options *o, const fb_model_config *c, const fb_sink *sink, fb_error *err);
+/* Checks every id against the vocabulary.  *stop non-zero ends it early.  FB_INPUT, FB_CONFIG: as forebay.data says; FB_STOPPED. */
+fb_status fb_dataset_open(fb_dataset *out, const fb_options *o, const fb_model_config *c, const volatile sig_atomic_t *stop,
+                          const fb_sink *sink, fb_error *err);
 void      fb_dataset_close(fb_dataset *d); /* a zeroed struct is fine */
 /* Shows n rows, what is learned between brackets. */
 fb_status fb_dataset_preview(const fb_options *o, const fb_model_config *c, uint32_t n, const fb_sink *sink, fb_error *err);

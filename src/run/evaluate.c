@@ -31,7 +31,7 @@ fb_status fb_eval(fb_job *j, double *loss, uint64_t *n_token, fb_error *err)
     fb_loader *rows = NULL;
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     FB_TRY(fb_session_open(&session, o->model_name_or_path, err));
-    FB_TRY(fb_dataset_open(&data, o, &session.manifest.cfg, &j->sink, err));
+    FB_TRY(fb_dataset_open(&data, o, &session.manifest.cfg, &j->stop, &j->sink, err));
     const fb_tokens *tokens = data.has_eval ? &data.eval : &data.train;
     uint32_t micro_rows = o->per_device_eval_batch_size;
     fb_session_request r = { .options = o, .row_len = tokens->doc_len_max,

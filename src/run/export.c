@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "io/file.h"
 #include "io/shard_write.h"
@@ -10,12 +11,24 @@
 static const uint64_t SHARD_SIZE_MAX = UINT64_C(5) << 30; /* where save_pretrained cuts by default */
 enum { PIECE = 1 << 16 };
 
+static const char *const names[] = {
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
+};
+
+uint64_t fb_export_companions_size(const char *source_dir)
+{
+    char path[FB_PATH_SIZE];
+    struct stat info;
+    uint64_t size = 0;
+    for (size_t i = 0; i < FB_COUNT(names); i++)
+        if (fb_path_join(path, sizeof path, source_dir, names[i], NULL) == FB_OK && stat(path, &info) == 0)
+            size += (uint64_t)info.st_size;
+    return size;
+}
+
 fb_status fb_export_companions(const char *source_dir, const char *out_dir, fb_error *err)
 {
-    static const char *const names[] = {
-        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-        "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
-    };
     fb_status st = FB_OK;
     char from[FB_PATH_SIZE], to[FB_PATH_SIZE];
     for (size_t i = 0; i < FB_COUNT(names); i++) {

@@ -14,6 +14,7 @@ typedef fb_status (*fb_weight_reader)(const void *ctx, const fb_param *p, uint64
 fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const void *ctx, const char *out_dir, fb_dtype dtype, fb_error *err);
 /* The small files alone: tokenizer, template, generation_config.json. */
 fb_status fb_export_companions(const char *source_dir, const char *out_dir, fb_error *err);
+uint64_t  fb_export_companions_size(const char *source_dir); /* bytes of those that are there */
 /* config.json alone. */
 fb_status fb_export_config(const fb_model_config *c, const char *out_dir, fb_dtype dtype, fb_error *err);
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "io/file.h"
+#include "io/lock.h"
 #include "io/shard.h"
 #include "run/export.h"
 #include "run/sink.h"
@@ -49,6 +49,7 @@ fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char 
     fb_manifest m = { 0 };
     fb_shard_set *set = NULL;
     fb_shard *optimizer = NULL;
+    fb_lock lock = { 0 };
     fb_dtype dtype;
     FB_TRY(fb_manifest_read(&m, checkpoint_dir, err));
     FB_TRY(fb_shard_set_open(&set, checkpoint_dir, err));
@@ -57,12 +58,13 @@ fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char 
     FB_TRY(fb_path_join(path, sizeof path, checkpoint_dir, "optimizer.safetensors", err));
     if (fb_file_exists(path))
         FB_TRY(fb_shard_open(&optimizer, path, err));
-    FB_TRY(fb_dir_make(out_dir, err));
+    FB_TRY(fb_lock_take(&lock, out_dir, "export", err)); /* a run may be about to leave its model there */
     FB_TRY(fb_export_weights(&m, read_tensor, &(source){ optimizer, set }, out_dir, dtype, err));
     FB_TRY(fb_export_companions(checkpoint_dir, out_dir, err));
     FB_TRY(fb_export_config(&m.cfg, out_dir, dtype, err));
     fb_say(sink, FB_SAY_RESULT, "the model is in %s (%s)", out_dir, fb_dtype_hf_str(dtype));
 done:
+    fb_lock_give(&lock);
     fb_shard_close(optimizer);
     fb_shard_set_close(set);
     fb_manifest_free(&m);

@@ -229,7 +229,7 @@ fb_status fb_plan_report(fb_job *j, const fb_plan_view *v, fb_error *err)
     FB_TRY(open_model(&s, o, v->preset, err));
     fb_session_batch(o, &rows, &r.micro_rows, &r.n_micro);
     if (o->dataset && o->output_dir && !v->preset) { /* what train will see; without data, rows are taken to be full */
-        FB_TRY(fb_dataset_open(&data, o, &s.manifest.cfg, &j->sink, err));
+        FB_TRY(fb_dataset_open(&data, o, &s.manifest.cfg, &j->stop, &j->sink, err));
         r.row_len = fb_dataset_row_len(&data, o);
     }
     if (v->machine) {
@@ -243,7 +243,8 @@ fb_status fb_plan_report(fb_job *j, const fb_plan_view *v, fb_error *err)
         fb_planning_machine(&out->machine, out->machine_note, &s.info);
         if (hbm)
             out->request.hbm_budget = hbm > s.info.memory_overhead ? hbm - s.info.memory_overhead : 1;
-        out->request.ram_budget = ram ? ram : out->request.ram_budget;
+        if (ram)
+            out->request.ram_budget = ram, out->request.ram_limit = NULL;
     }
     FB_TRY(set_link(&out->machine, v->link, err));
     FB_TRY(fb_planning_wishes(&out->wishes, o, &s.manifest, rows, err));

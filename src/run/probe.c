@@ -46,6 +46,12 @@ done:
     return st;
 }
 
+void fb_prober_settle(fb_prober *p)
+{
+    for (int s = 0; s < FB_STREAM_COUNT; s++)
+        p->d->ops->sync(p->d, (fb_stream)s, NULL); /* a failure has been told, or will be by whoever syncs to know */
+}
+
 /* ---- set-up ---- */
 
 /* Uniform in [-1, 1), by all threads: numbers that depend on their place alone. */
@@ -85,6 +91,8 @@ static fb_status open_pinned(fb_prober *p, fb_error *err)
 
 static void prober_close(fb_prober *p)
 {
+    if (p->d)
+        fb_prober_settle(p);
     if (p->pinned) {
         p->d->ops->unpin(p->d, p->pinned);
         munmap(p->pinned, p->pinned_size + FB_PROBE_NOTES_SIZE);

@@ -32,6 +32,8 @@ enum { FB_PROBE_RUNS = 5, FB_PROBE_NOTES_SIZE = 4096 };
 double fb_prober_median(fb_prober *p, double *samples, int n);
 /* Device memory full of random numbers of dtype act. */
 fb_status fb_prober_alloc(fb_prober *p, uint64_t size, void **out, fb_error *err);
+/* Waits for whatever still runs, which after a failure may be a lot: then memory and events may go. */
+void      fb_prober_settle(fb_prober *p);
 
 fb_status fb_probe_products(fb_prober *p, fb_error *err);  /* matmul_* */
 fb_status fb_probe_attention(fb_prober *p, fb_error *err); /* attention_*; after the products */

@@ -79,6 +79,7 @@ typedef struct product {
 
 static void product_close(fb_prober *p, product *q)
 {
+    fb_prober_settle(p);
     p->d->ops->free(p->d, q->x);
     p->d->ops->free(p->d, q->w);
     p->d->ops->free(p->d, q->y);
@@ -179,6 +180,7 @@ typedef struct attention {
 
 static void attention_close(fb_prober *p, attention *a)
 {
+    fb_prober_settle(p);
     void *const all[] = { a->qkv, a->o, a->d_o, a->dqkv, a->lse, a->span, a->scratch };
     for (size_t i = 0; i < FB_COUNT(all); i++)
         p->d->ops->free(p->d, all[i]);
@@ -288,6 +290,7 @@ fb_status fb_probe_rows(fb_prober *p, fb_error *err)
     FB_TRY(time_calls(p, calls, 1, &seconds, err));
     p->m.launch = seconds;
 done:
+    fb_prober_settle(p);
     for (size_t i = 0; i < 7; i++)
         d->ops->free(d, (void *[]){ x, y, gu, dgu, w, rstd, dw }[i]);
     return st;

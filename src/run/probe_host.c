@@ -96,7 +96,7 @@ fb_status fb_probe_host(fb_prober *p, fb_error *err)
 
 /* ---- disk ---- */
 
-static const uint64_t disk_size = 1 << 30;
+static const uint64_t disk_size = 512 << 20;
 static const double disk_seconds = 10; /* of writing; a slow disk is judged by less */
 
 static fb_status write_file(int fd, const char *path, const fb_prober *p, uint64_t *size, double *rate, fb_error *err)

@@ -87,7 +87,8 @@ typedef struct lane {
 static void lane_close(fb_prober *p, lane *l)
 {
     for (int i = 0; i <= COPIES; i++)
-        p->d->ops->event_free(p->d, l->events[i]);
+        if (l->events[i])
+            p->d->ops->event_free(p->d, l->events[i]);
 }
 
 static fb_status lane_open(fb_prober *p, lane *l, fb_stream stream, void *device, fb_error *err)
@@ -154,6 +155,7 @@ static fb_status both_ways(fb_prober *p, void *up, void *down, fb_error *err)
     p->m.h2d_both = fb_prober_median(p, samples[0], FB_PROBE_RUNS);
     p->m.d2h_both = fb_prober_median(p, samples[1], FB_PROBE_RUNS);
 done:
+    fb_prober_settle(p);
     lane_close(p, &lanes[0]);
     lane_close(p, &lanes[1]);
     return st;
@@ -199,11 +201,9 @@ static fb_status triads_during_copies(fb_prober *p, void *up, void *down, double
             break;
     }
     *rate = passes * FB_TRIAD_BYTES * (double)p->arrays.n / seconds;
-    /* Both, whatever happened: the calls still refer to this function's flag. */
-    for (int k = 0; k < 2; k++) {
-        fb_status ending = ops->sync(p->d, k ? FB_STREAM_D2H : FB_STREAM_H2D, st == FB_OK ? err : NULL);
-        st = st == FB_OK ? ending : st;
-    }
+    for (int k = 0; st == FB_OK && k < 2; k++)
+        st = ops->sync(p->d, k ? FB_STREAM_D2H : FB_STREAM_H2D, err);
+    fb_prober_settle(p); /* whatever happened: the calls refer to this function's flag */
     return st;
 }
 
@@ -231,6 +231,7 @@ fb_status fb_probe_link(fb_prober *p, fb_error *err)
     FB_TRY(both_ways(p, up, down, err));
     FB_TRY(memory_beside_copies(p, up, down, err));
 done:
+    fb_prober_settle(p);
     p->d->ops->free(p->d, up);
     p->d->ops->free(p->d, down);
     return st;

@@ -78,6 +78,15 @@ static fb_status asked_layout(fb_layout *l, const fb_options *o, const fb_manife
     return FB_OK;
 }
 
+/* Bytes for the host side: what the user allows, else what can be had less what no ledger sees.  0: no limit. */
+static uint64_t host_budget(const fb_options *o, fb_memory_room *room)
+{
+    if (o->ram_budget || !fb_memory_room_now(room))
+        return o->ram_budget;
+    uint64_t unseen = fb_memory_unseen(room->bytes);
+    return room->bytes > unseen ? room->bytes - unseen : 1;
+}
+
 fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_request *out, fb_error *err)
 {
     const fb_options *o = r->options;
@@ -91,7 +100,7 @@ fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_req
         .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
         .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
         .meta_size = fb_micro_size, .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
-        .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
+        .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &s->room), .ram_limit = o->ram_budget ? NULL : s->room.limit,
     };
     return FB_OK;
 }
@@ -117,10 +126,12 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     if (!fb_adamw_select(o->update_kernel))
         FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
     FB_TRY(fb_team_new(&s->team, n_core, "host", err));
+    fb_activity_enter(r->activity, FB_PHASE_LOAD, 0);
     void *arena;
     FB_TRY(s->device->ops->alloc(s->device, s->plan.device_bytes, &arena, err));
     s->arena = arena;
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->arena, s->device, s->team, err));
+    s->state.stop = r->stop;
     if (s->shards)
         FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
     else
@@ -134,7 +145,7 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
         .arena = s->arena, .team = s->team, .act = s->act, .train = r->train,
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,
-        .update_threads = update_threads, .trace = s->trace }, err));
+        .update_threads = update_threads, .trace = s->trace, .activity = r->activity }, err));
 done:
     return st; /* what has been opened is closed by fb_session_close */
 }

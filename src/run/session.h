@@ -6,6 +6,7 @@
 #define FB_RUN_SESSION_H
 
 #include "config/options.h"
+#include "base/memory.h"
 #include "run/planning.h"
 #include "train/engine.h"
 
@@ -15,6 +16,8 @@ typedef struct fb_session_request {
     bool        train;
     uint32_t    row_len, micro_rows, n_micro;
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
+    fb_activity *activity;  /* what is being done, for reports; NULL: nobody asks */
+    const volatile sig_atomic_t *stop; /* not zero: loading weights ends with FB_STOPPED; NULL: never */
     uint32_t    trace_steps; /* > 0: when things run is recorded, and so many steps are kept */
 } fb_session_request;
 
@@ -26,6 +29,7 @@ typedef struct fb_session {
     double        step_flops; /* of a full step */
     fb_device    *device;
     fb_device_info info;
+    fb_memory_room room;   /* of the host, where the user allows no sum */
     fb_team      *team;
     unsigned char *arena;
     fb_state      state;

@@ -1,20 +1,28 @@
 /* trainer.c - the loop: steps, log lines, evaluations, checkpoints, the final model. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
+#include "base/activity.h"
 #include "base/clock.h"
 #include "config/parse.h"
+#include "io/lock.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
 #include "run/dataset.h"
 #include "run/evaluate.h"
 #include "run/export.h"
 #include "run/job.h"
+#include "run/preflight.h"
 #include "run/session.h"
 #include "run/sink.h"
 #include "run/trainlog.h"
+#include "run/watchdog.h"
 
 typedef struct trainer {
     fb_job           *job;
@@ -24,6 +32,9 @@ typedef struct trainer {
     fb_session        session;
     fb_loader        *rows, *eval_rows;
     fb_trainlog       log;
+    fb_lock           lock;
+    fb_activity       activity;
+    fb_watchdog      *watchdog;
     fb_lr             lr;
     fb_progress       at;
     fb_dtype          save_dtype;
@@ -99,6 +110,50 @@ static bool holds_model(const trainer *t)
     return whole;
 }
 
+static bool holds(const fb_options *o, const char *name)
+{
+    char path[FB_PATH_SIZE];
+    return fb_path_join(path, sizeof path, o->output_dir, name, NULL) == FB_OK && fb_file_exists(path);
+}
+
+/* Whether the folder is the end of a run, or somebody's model. */
+static bool holds_result(const fb_options *o)
+{
+    return holds(o, "trainer_state.json") || holds(o, "model.safetensors") || holds(o, "model.safetensors.index.json");
+}
+
+static fb_status refuse_result(const fb_options *o, fb_error *err)
+{
+    return fb_fail(err, FB_CONFIG, "%s: holds a finished model; name another output_dir, or set overwrite_output_dir: true to replace "
+                   "it", o->output_dir);
+}
+
+static bool is_same_folder(const char *a, const char *b)
+{
+    struct stat at, bt;
+    return stat(a, &at) == 0 && stat(b, &bt) == 0 && at.st_dev == bt.st_dev && at.st_ino == bt.st_ino;
+}
+
+/* What the folder alone says about whether a run may begin in it: before hours go into the data. */
+static fb_status look_at_folder(const fb_options *o, fb_error *err)
+{
+    fb_status st = FB_OK;
+    char newest[FB_PATH_SIZE];
+    bool resume = false, is_path = o->resume_from_checkpoint && !fb_parse_bool(o->resume_from_checkpoint, &resume);
+    if (is_same_folder(o->output_dir, o->model_name_or_path))
+        FB_TRY(fb_fail(err, FB_CONFIG, "%s: output_dir is the folder of the model that is to be trained; name another", o->output_dir));
+    if (o->overwrite_output_dir || resume)
+        return FB_OK;
+    if (holds_result(o))
+        FB_TRY(refuse_result(o, err));
+    FB_TRY(fb_checkpoint_find(newest, o->output_dir, err));
+    if (newest[0] && !is_path)
+        FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from them, "
+                       "or overwrite_output_dir: true to remove them", o->output_dir));
+done:
+    return st;
+}
+
 /* Where to go on from; dir is empty when the run starts afresh. */
 static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
 {
@@ -117,13 +172,16 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
             t->already_finished = true;
             return FB_OK;
         }
+        if (found.finished && strcmp(found.fingerprint, t->at.fingerprint) && !t->o->overwrite_output_dir)
+            FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds a finished run of other data, another batch, seed, dtype or number of steps; use "
+                           "the same, name another output_dir, or set overwrite_output_dir: true to replace it", t->o->output_dir));
     }
     if (is_path)
         FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
     else
         FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, err));
     if (!dir[0])
-        return FB_OK;
+        return holds_result(t->o) && !fb_file_exists(final_state) && !t->o->overwrite_output_dir ? refuse_result(t->o, err) : FB_OK;
     FB_TRY(fb_checkpoint_read_progress(&found, dir, err));
     if (strcmp(found.fingerprint, t->at.fingerprint))
         FB_TRY(fb_fail(err, FB_CONFIG, "%s: was made with other data, another batch, seed, dtype or number of steps; use the "
@@ -134,17 +192,58 @@ done:
     return st;
 }
 
-/* Checkpoints of another run would be taken for this one's at the next resume. */
+/* What an earlier run left would be taken for this one's at the next resume. */
 static fb_status clear_earlier_run(const fb_options *o, fb_error *err)
 {
-    char newest[FB_PATH_SIZE];
-    fb_status st = fb_checkpoint_find(newest, o->output_dir, err);
-    if (st != FB_OK || !newest[0])
-        return st;
-    if (!o->overwrite_output_dir)
-        return fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from "
-                       "them, or overwrite_output_dir: true to remove them", o->output_dir);
-    return fb_checkpoint_remove_all(o->output_dir, err);
+    char path[FB_PATH_SIZE];
+    fb_status st = fb_path_join(path, sizeof path, o->output_dir, "trainer_state.json", err);
+    if (st == FB_OK && unlink(path) != 0 && errno != ENOENT)
+        st = fb_fail_file(err, FB_IO, path, "cannot be removed: %s", strerror(errno));
+    return st != FB_OK ? st : fb_checkpoint_remove_all(o->output_dir, err);
+}
+
+/* ---- what must hold before anything large is begun ---- */
+
+static fb_status lock_folder(trainer *t, fb_error *err)
+{
+    fb_status st = FB_OK;
+    FB_TRY(fb_lock_take(&t->lock, t->o->output_dir, "train", err));
+    if (t->lock.refused)
+        fb_say(t->sink, FB_SAY_WARNING, "%s: its file system has no locks (%s): nothing keeps a second run from writing here too",
+               t->o->output_dir, strerror(t->lock.refused));
+    FB_TRY(fb_preflight_folder(t->o->output_dir, err));
+done:
+    return st;
+}
+
+static fb_status check_disk(trainer *t, fb_error *err)
+{
+    fb_status st = FB_OK;
+    char warning[512];
+    uint64_t available, file_max;
+    uint64_t n_kept = t->at.data_step ? fb_checkpoint_count(t->o->output_dir) : 0; /* a fresh start keeps none */
+    fb_disk_need need = fb_preflight_disk_need(&t->session.manifest, t->o, t->save_dtype,
+        fb_export_companions_size(t->o->model_name_or_path), t->at.total_steps, t->at.data_step, t->at.steps_per_epoch, n_kept);
+    FB_TRY(fb_preflight_disk_room(t->o->output_dir, &available, &file_max, err));
+    if (!t->at.data_step)
+        available += fb_checkpoint_bytes(t->o->output_dir);
+    FB_TRY(fb_preflight_disk(&need, t->o->output_dir, available, file_max, warning, sizeof warning, err));
+    if (warning[0])
+        fb_say(t->sink, FB_SAY_WARNING, "%s", warning);
+done:
+    return st;
+}
+
+/* Before the first step there is nothing to save, and nothing is lost. */
+static fb_status stopped_early(const trainer *t, fb_error *err)
+{
+    return t->job->stop ? fb_fail(err, FB_STOPPED, "stopped before the first step; there is nothing to save, start again with the same "
+                                  "command") : FB_OK;
+}
+
+static void describe_engine(const void *engine, char *text, size_t size)
+{
+    fb_engine_describe(engine, text, size);
 }
 
 static fb_status set_up(trainer *t, fb_error *err)
@@ -153,15 +252,24 @@ static fb_status set_up(trainer *t, fb_error *err)
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
-    fb_session_request r = { .options = o, .train = true, .trace_steps = o->trace ? TRACE_STEPS : 0 };
+    fb_session_request r = { .options = o, .train = true, .activity = &t->activity, .stop = &t->job->stop,
+                             .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
+    fb_memory_room room;
     t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
     FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
     t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? c->dtype : (fb_dtype)o->save_dtype;
-    FB_TRY(fb_dataset_open(&t->data, o, c, t->sink, err));
+    FB_TRY(look_at_folder(o, err));
+    FB_TRY(lock_folder(t, err));
+    fb_activity_enter(&t->activity, FB_PHASE_DATA, 0);
+    if (fb_memory_room_now(&room))
+        FB_TRY(fb_preflight_data(o->model_name_or_path, &room, err));
+    FB_TRY(fb_dataset_open(&t->data, o, c, &t->job->stop, t->sink, err));
+    FB_TRY(stopped_early(t, err));
     FB_TRY(open_rows(t, &r, err));
+    fb_activity_enter(&t->activity, FB_PHASE_CHECK, 0);
     FB_TRY(fb_session_plan(&t->session, &r, err));
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
     t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
@@ -171,9 +279,13 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(find_resume(t, resume, err));
     if (t->already_finished)
         goto done;
+    FB_TRY(fb_preflight_memory(&t->session, o, err));
+    FB_TRY(check_disk(t, err));
+    FB_TRY(stopped_early(t, err));
+    FB_TRY(fb_session_start(&t->session, &r, err));
+    fb_watchdog_add(t->watchdog, describe_engine, t->session.engine);
     if (!resume[0])
         FB_TRY(clear_earlier_run(o, err));
-    FB_TRY(fb_session_start(&t->session, &r, err));
     if (resume[0]) {
         FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
         *fb_engine_rope(t->session.engine) = t->at.rope;
@@ -240,6 +352,7 @@ static fb_status evaluate(trainer *t, fb_error *err)
 {
     double loss;
     uint64_t n;
+    fb_activity_enter(&t->activity, FB_PHASE_EVAL, 0);
     fb_status st = fb_evaluate(t->session.engine, t->eval_rows, &loss, &n, err);
     if (st != FB_OK)
         return st;
@@ -286,6 +399,7 @@ static bool due(int strategy, uint32_t every, const trainer *t)
 
 static fb_status save(trainer *t, fb_error *err)
 {
+    fb_activity_enter(&t->activity, FB_PHASE_SAVE, 0);
     fb_engine_settle(t->session.engine);
     t->at.elapsed = elapsed(t);
     t->at.rope = *fb_engine_rope(t->session.engine);
@@ -297,6 +411,8 @@ static fb_status one_step(trainer *t, fb_error *err)
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     fb_step_result r;
+    fb_activity_step(&t->activity, t->at.data_step + 1);
+    fb_activity_enter(&t->activity, FB_PHASE_BATCH, 0);
     double before = elapsed(t), lr = fb_lr_at(&t->lr, t->at.update_step);
     uint32_t n = fb_loader_fill(t->rows, t->session.engine, t->at.data_step, NULL);
     fb_adamw a = { .lr = lr, .beta1 = o->adam_beta1, .beta2 = o->adam_beta2, .eps = o->adam_epsilon,
@@ -317,6 +433,9 @@ done:
 
 static fb_status steps(trainer *t, fb_error *err)
 {
+    fb_status early = stopped_early(t, err);
+    if (early != FB_OK)
+        return early;
     while (t->at.data_step < t->at.total_steps) {
         fb_status st = one_step(t, err);
         if (st != FB_OK)
@@ -334,6 +453,7 @@ static fb_status finish(trainer *t, fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_session *s = &t->session;
+    fb_activity_enter(&t->activity, FB_PHASE_FINISH, 0);
     fb_engine_settle(s->engine);
     t->at.finished = true;
     t->at.elapsed = elapsed(t);
@@ -356,7 +476,11 @@ fb_status fb_train(fb_job *j, fb_error *err)
 {
     fb_status st = FB_OK;
     trainer t = { .job = j, .o = &j->options, .sink = &j->sink };
-    FB_TRY(set_up(&t, err));
+    FB_TRY(fb_watchdog_start(&t.watchdog, j, &t.activity, t.o->watchdog, err));
+    st = set_up(&t, err);
+    if (st != FB_OK && t.job->stop) /* whatever a stopped child complained of */
+        st = stopped_early(&t, err);
+    FB_TRY(st);
     if (t.already_finished) {
         fb_say(t.sink, FB_SAY_RESULT, "nothing to do: the run is finished, the model is in %s", t.o->output_dir);
         goto done;
@@ -365,10 +489,12 @@ fb_status fb_train(fb_job *j, fb_error *err)
     FB_TRY(steps(&t, err));
     FB_TRY(finish(&t, err));
 done:
+    fb_watchdog_stop(t.watchdog);
     fb_trainlog_close(&t.log);
     fb_session_close(&t.session);
     fb_loader_free(t.rows);
     fb_loader_free(t.eval_rows);
     fb_dataset_close(&t.data);
+    fb_lock_give(&t.lock);
     return st;
 }

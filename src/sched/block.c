@@ -25,7 +25,7 @@ static void move(uint8_t *state, unsigned to, const uint8_t *moves, unsigned cou
 {
     assert(to < count);
     assert(moves[*state] >> to & 1u);
-    *state = (uint8_t)to;
+    __atomic_store_n(state, (uint8_t)to, __ATOMIC_RELAXED); /* reports read it from another thread */
 }
 
 void fb_block_move(uint8_t *state, fb_block_state to)

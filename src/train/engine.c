@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -11,16 +12,26 @@ static fb_status sync_all(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
     for (int s = 0; s < FB_STREAM_COUNT; s++) {
+        fb_activity_wait(e->o.activity, FB_WAIT_SYNC, (uint32_t)s);
         fb_status one = e->ops->sync(e->d, (fb_stream)s, st == FB_OK ? err : NULL);
         if (st == FB_OK)
             st = one;
     }
+    fb_activity_wait(e->o.activity, FB_WAIT_NOTHING, 0);
     return st;
+}
+
+static fb_phase phase_of(fb_visit_kind kind)
+{
+    static const fb_phase phases[] = { [FB_VISIT_EMBED] = FB_PHASE_EMBED, [FB_VISIT_FORWARD] = FB_PHASE_FORWARD,
+        [FB_VISIT_HEAD] = FB_PHASE_HEAD, [FB_VISIT_BACKWARD] = FB_PHASE_BACKWARD, [FB_VISIT_EMBED_BACKWARD] = FB_PHASE_EMBED_BACKWARD };
+    return phases[kind];
 }
 
 static fb_status run_visit(fb_engine *e, uint32_t v, fb_error *err)
 {
     const fb_visit *visit = &e->visits[e->backward][v];
+    fb_activity_enter(e->o.activity, phase_of(visit->kind), visit->layer);
     switch (visit->kind) {
     case FB_VISIT_EMBED:    return fb_engine_visit_embed(e, err);
     case FB_VISIT_FORWARD:  return fb_engine_visit_forward(e, v, visit, err);
@@ -81,6 +92,7 @@ static fb_status run(fb_engine *e, engine_mode mode, uint32_t n, fb_step_result 
     FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_SUMS, e->m->n_block - 1, FB_NO_PART), e->sums, fb_engine_sum_at(e, 0),
                               (e->m->n_block + 1) * sizeof(double), err));
     double since = fb_trace_now(e->trace);
+    fb_activity_enter(e->o.activity, FB_PHASE_STEP_END, 0);
     FB_TRY(sync_all(e, err));
     fb_trace_host(e->trace, FB_LABEL(HOST_END, e->m->n_block - 1, FB_NO_PART), since);
     out->loss_sum = e->sums[e->m->n_block];
@@ -166,6 +178,19 @@ void fb_engine_settle(fb_engine *e)
     if (e->updater)
         fb_updater_wait_all(e->updater);
     (void)e->ops->sync(e->d, FB_STREAM_COMPUTE, NULL); /* a failure shows again at the next call that can tell */
+}
+
+void fb_engine_describe(const fb_engine *e, char *text, size_t size)
+{
+    uint32_t n[FB_BLOCK_STATE_COUNT] = { 0 };
+    size_t at = (size_t)snprintf(text, size, "layers on the device:");
+    for (uint32_t i = 0; i < e->m->cfg.n_layer; i++)
+        n[__atomic_load_n(&e->layer_state[i], __ATOMIC_RELAXED)]++;
+    for (uint8_t s = 0; s < FB_BLOCK_STATE_COUNT && at < size; s++)
+        if (n[s])
+            at += (size_t)snprintf(text + at, size - at, " %u %s", n[s], fb_block_state_str(s));
+    if (e->updater && at < size)
+        fb_updater_describe(e->updater, text + at, size - at);
 }
 
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
@@ -290,6 +315,8 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     }
     if (o->train)
         fb_updater_set_trace(e->updater, o->trace);
+    if (o->train)
+        fb_updater_set_activity(e->updater, o->activity);
     *out = e;
     e = NULL;
 done:

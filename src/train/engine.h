@@ -8,6 +8,7 @@
 #ifndef FB_TRAIN_ENGINE_H
 #define FB_TRAIN_ENGINE_H
 
+#include "base/activity.h"
 #include "model/rope.h"
 #include "optim/adamw.h"
 #include "plan/plan.h"
@@ -30,6 +31,7 @@ typedef struct fb_engine_options {
     uint32_t          n_micro;   /* micro-batches in a full step */
     uint32_t          update_threads;
     fb_trace         *trace;     /* NULL: none; outlives the engine */
+    fb_activity      *activity;  /* what the host thread is doing, for reports; NULL: nobody asks */
 } fb_engine_options;
 
 /* Spans that the streams get in one step at most, for fb_trace_options. */
@@ -66,5 +68,7 @@ void           fb_engine_settle(fb_engine *e);
 /* Weights were written from outside: nothing on the device is valid. */
 void           fb_engine_forget(fb_engine *e);
 fb_rope_state *fb_engine_rope(fb_engine *e);
+/* Any thread, any time: how many blocks are in which state, as one line. */
+void           fb_engine_describe(const fb_engine *e, char *text, size_t size);
 
 #endif

@@ -100,7 +100,9 @@ fb_status fb_engine_visit_embed(fb_engine *e, fb_error *err)
         const fb_micro *micro = &e->micros[e->first + i];
         uint32_t s = i % N_STAGING;
         double since = fb_trace_now(e->trace);
+        fb_activity_wait(e->o.activity, FB_WAIT_STAGING, 0);
         FB_TRY(e->ops->event_wait_host(e->d, e->staging_free[s], err));
+        fb_activity_wait(e->o.activity, FB_WAIT_NOTHING, 0);
         fb_trace_host(e->trace, FB_LABEL(HOST_STAGING, 0, e->first + i), since);
         since = fb_trace_now(e->trace);
         gather g = { e->staging[s], fb_state_at(e->o.state, FB_HOST_WEIGHTS, 0, 0), micro->host.id, row_size, micro->t };

@@ -31,7 +31,9 @@ static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first,
     for (uint64_t at = 0; at < n;) {
         uint64_t piece = n - at < e->plan.slab_elems ? n - at : e->plan.slab_elems;
         double since = fb_trace_now(e->trace);
+        fb_activity_wait(e->o.activity, FB_WAIT_SLAB, block);
         unsigned char *slab = fb_pool_take(&e->slabs);
+        fb_activity_wait(e->o.activity, FB_WAIT_NOTHING, 0);
         fb_trace_host(e->trace, FB_LABEL(HOST_SLAB, block, FB_NO_PART), since);
         landing *l = &e->landings[(uint64_t)(slab - e->slabs.base) / e->slabs.slab_size];
         *l = (landing){ e, block, first + at, piece, slab };

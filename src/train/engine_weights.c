@@ -7,8 +7,10 @@
 void fb_engine_await_update(fb_engine *e, uint32_t block)
 {
     double since = fb_trace_now(e->trace);
+    fb_activity_wait(e->o.activity, FB_WAIT_UPDATE, block);
     if (e->updater)
         fb_updater_wait(e->updater, block);
+    fb_activity_wait(e->o.activity, FB_WAIT_NOTHING, 0);
     fb_trace_host(e->trace, FB_LABEL(HOST_UPDATE, block, FB_NO_PART), since);
 }
 

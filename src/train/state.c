@@ -343,6 +343,8 @@ fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_
     for (uint32_t i = 0; i < m->n_param; i++) {
         const fb_param *p = &m->params[i];
         const fb_tensor *t = fb_shard_set_find(set, p->name);
+        if (s->stop && *s->stop)
+            return fb_fail(err, FB_STOPPED, "stopped while the weights were loaded");
         assert(t); /* fb_manifest_check has been passed */
         load l = { .tensor = t, .bad = UINT64_MAX };
         FB_TRY(fill_parameter(s, p, team, load_chunk, &l, &l.at, err));

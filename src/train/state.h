@@ -8,6 +8,8 @@
 #ifndef FB_TRAIN_STATE_H
 #define FB_TRAIN_STATE_H
 
+#include <signal.h>
+
 #include "base/thread.h"
 #include "device/device.h"
 #include "io/shard.h"
@@ -25,6 +27,7 @@ typedef struct fb_state {
     void              *component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; NULL: not wanted */
     uint64_t           mapped[FB_HOST_COUNT];
     fb_device         *device;                    /* that the mappings are pinned for */
+    const volatile sig_atomic_t *stop;            /* not zero: loading ends with FB_STOPPED; NULL: never */
 } fb_state;
 
 /* Maps the components that the plan sizes, touches them (zero), pins what travels; zeroes what is at home in the arena, which

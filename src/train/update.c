@@ -1,6 +1,7 @@
 #include "train/update.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,7 @@ struct fb_updater {
     pthread_t      *threads;
     uint32_t        n_thread, n_running; /* a thread's number is how many ran before it */
     fb_trace       *trace;
+    fb_activity    *activity;
     bool            stop;
     pthread_mutex_t lock;
     pthread_cond_t  work, clean;
@@ -105,7 +107,9 @@ static void *worker_main(void *arg)
             fb_host_block_move(&u->block_state[j->block], FB_STATE_UPDATING);
         pthread_mutex_unlock(&u->lock);
         double since = fb_trace_now(u->trace);
+        fb_activity_work_begins(u->activity);
         update_chunk(u, j, first, n);
+        fb_activity_work_ends(u->activity);
         fb_trace_update(u->trace, worker, j->block, n, since);
         pthread_mutex_lock(&u->lock);
         account(u, j, n);
@@ -122,6 +126,27 @@ void fb_updater_set_trace(fb_updater *u, fb_trace *trace)
     assert(u->head == u->tail);
     u->trace = trace;
     pthread_mutex_unlock(&u->lock);
+}
+
+void fb_updater_set_activity(fb_updater *u, fb_activity *activity)
+{
+    pthread_mutex_lock(&u->lock);
+    assert(u->head == u->tail);
+    u->activity = activity;
+    pthread_mutex_unlock(&u->lock);
+    fb_activity_workers(activity, u->n_thread);
+}
+
+/* Without the lock: whoever holds it may be what is being asked about. */
+void fb_updater_describe(const fb_updater *u, char *text, size_t size)
+{
+    uint32_t n[FB_STATE_COUNT] = { 0 };
+    size_t at = (size_t)snprintf(text, size, "; updates:");
+    for (uint32_t b = 0; b < u->state->manifest->n_block; b++)
+        n[__atomic_load_n(&u->block_state[b], __ATOMIC_RELAXED)]++;
+    for (uint8_t s = 0; s < FB_STATE_COUNT && at < size; s++)
+        if (n[s])
+            at += (size_t)snprintf(text + at, size - at, " %u %s", n[s], fb_host_block_state_str(s));
 }
 
 void fb_updater_begin(fb_updater *u, const fb_adamw *a)
@@ -182,8 +207,11 @@ void fb_updater_wait(fb_updater *u, uint32_t block)
 
 void fb_updater_wait_all(fb_updater *u)
 {
-    for (uint32_t b = 0; b < u->state->manifest->n_block; b++)
+    for (uint32_t b = 0; b < u->state->manifest->n_block; b++) {
+        fb_activity_wait(u->activity, FB_WAIT_UPDATE, b);
         fb_updater_wait(u, b);
+    }
+    fb_activity_wait(u->activity, FB_WAIT_NOTHING, 0);
 }
 
 /* ---- new, free ---- */

@@ -8,6 +8,7 @@
 #ifndef FB_TRAIN_UPDATE_H
 #define FB_TRAIN_UPDATE_H
 
+#include "base/activity.h"
 #include "optim/adamw.h"
 #include "sched/pool.h"
 #include "sched/trace.h"
@@ -20,6 +21,11 @@ fb_status fb_updater_new(fb_updater **out, fb_state *state, fb_pool *slabs, uint
 void      fb_updater_free(fb_updater *u); /* waits for the jobs in hand; NULL is fine */
 /* Before the first job.  The trace has as many workers, and outlives the updater; NULL: none. */
 void      fb_updater_set_trace(fb_updater *u, fb_trace *trace);
+
+/* As with the trace; wait_all says there which block it waits for. */
+void      fb_updater_set_activity(fb_updater *u, fb_activity *activity);
+/* Any thread: how many blocks are in which state, to go on a line. */
+void      fb_updater_describe(const fb_updater *u, char *text, size_t size);
 
 /* The next jobs' hyperparameters.  No job may be in hand. */
 void fb_updater_begin(fb_updater *u, const fb_adamw *a);

@@ -59,3 +59,11 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         assert result.code == 1 and str(tmp_path / "none") in result.last, result.err
         assert "matrix products" not in result.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fault", ["alloc:9", "record:60"])
+def test_a_failing_device_ends_it_with_its_sentence(fault, tmp_path):
+    result = forebay("probe", "--out", tmp_path / "f.json", f"backend=fault:fail={fault}")
+    name, count = fault.split(":")
+    assert result.code == 1 and f"injected failure of {name}, call {count}" in result.last, result.err
+    assert not list(tmp_path.iterdir())

@@ -359,6 +359,54 @@ static void grad_out_cases(void)
             }
 }
 
+typedef struct update_case {
+    fb_dtype act, g_dtype;
+    uint64_t n;
+    int      w, low, g, m, v, guard;
+} update_case;
+
+static fb_status launch_update(fb_device *d, const void *args)
+{
+    const update_case *k = args;
+    const fb_adamw a = { .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.37, .step = 7 };
+    return d->kernels->update(d, &(fb_update){ .act = k->act, .g_dtype = k->g_dtype, .n = k->n, .w = at(k->w),
+        .low = k->act == FB_BF16 ? at(k->low) : NULL, .g = at(k->g), .m = at(k->m), .v = at(k->v),
+        .adamw = fb_adamw_scalars_of(&a, k->n % 2), .guard = k->guard >= 0 ? at(k->guard) : NULL }, &t.err);
+}
+
+/* The host's own bits.  Moments from tiny to large, so that each comparison with a threshold is met. */
+static void update_cases(void)
+{
+    static const uint64_t sizes[] = { 1, 7, 8, 65537, 1000003 };
+    for (size_t i = 0; i < FB_COUNT(sizes); i++)
+        for (int narrow = 0; narrow < 2; narrow++)
+            for (int guard = 0; guard < 3; guard++)
+                EACH_DTYPE(act) {
+                    update_case k = { .act = act, .g_dtype = narrow ? act : FB_F32, .n = sizes[i], .guard = -1 };
+                    if (narrow && act == FB_F32)
+                        continue;
+                    begin();
+                    k.w = in_out("w", (element)act, k.n, 0.02, 0);
+                    k.low = in_out("low, in pairs", T_U32, (k.n + 1) / 2, 0, 0);
+                    k.g = input("g", (element)k.g_dtype, k.n, 0, 1e-3);
+                    k.m = in_out("m", T_F32, k.n, 1e-3, 0);
+                    k.v = in_out("v", T_F32, k.n, 1e-6, 0);
+                    for (uint64_t e = 0; e < (k.n + 1) / 2; e++)
+                        set(k.low, e, below(UINT32_MAX));
+                    for (uint64_t e = 0; e < k.n; e++) {
+                        double scale = ldexp(1, -(int)(e % 140));
+                        set(k.v, e, fabs(get(t.image, k.v, e)) * scale);
+                        set(k.m, e, get(t.image, k.m, e) * scale);
+                    }
+                    if (guard) {
+                        k.guard = input("guard", T_F64, 1, 1, 0);
+                        set(k.guard, 0, guard == 1 ? 3.5 : INFINITY);
+                    }
+                    compare(NAME("update %s from %s %llu%s", fb_dtype_str(act), fb_dtype_str(k.g_dtype), (unsigned long long)k.n,
+                                 guard == 2 ? ", guarded" : ""), launch_update, &k);
+                }
+}
+
 static void kernel_cases(void)
 {
     norm_cases();
@@ -369,6 +417,7 @@ static void kernel_cases(void)
     loss_cases();
     bias_cases();
     grad_out_cases();
+    update_cases();
 }
 
 #endif

@@ -98,13 +98,16 @@ def test_errors_in_bfloat16(case, tmp_path):
     assert all(ours <= 2 * theirs for ours, theirs in errors.values()), errors
 
 
-WAYS = [dict(slots=2), dict(slots=4), dict(slots="all"), dict(overlap="false"), dict(slots=2)]
+WAYS = [dict(slots=2), dict(slots=4), dict(slots="all"), dict(overlap="false"), dict(slots=2), dict(passes=2), dict(recompute="full"),
+        dict(placement="layers:1", recompute="selective"), dict(placement="resident", passes=2, recompute="none"),
+        dict(placement="layers:1", passes=2, activations="host", recompute="none"), dict(passes=2, accumulators="device"),
+        dict(placement="resident")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ["llama-default", "llama-tied", "qwen2-default", "qwen3-yarn", "mistral-default"])
 def test_same_bits(case, dtype, tmp_path):
-    """However many slots, overlapped or not, and from run to run."""
+    """However many slots and passes, overlapped or not, wherever blocks live and what is kept waits, and from run to run."""
     ends = set()
     for i, way in enumerate(WAYS):
         train(tmp_path / f"out{i}", GOLDEN / case / "model", GOLDEN / case / "rows.jsonl",
