@@ -118,6 +118,13 @@ static bool fits_host(seeker *s, const fb_layout *l)
     return !s->r.ram_budget || p.host_bytes + (s->r.unified ? p.device_bytes : 0) <= s->r.ram_budget;
 }
 
+static bool fits_device(seeker *s, const fb_layout *l)
+{
+    fb_plan p;
+    lay_out(s, &p, l);
+    return !s->r.hbm_budget || p.device_bytes <= s->r.hbm_budget;
+}
+
 static bool is_better(const candidate *a, const candidate *b)
 {
     double d = a->seconds - b->seconds, same = SAME * b->seconds;
@@ -381,10 +388,17 @@ static void try_thriftiest(seeker *s)
             consider(s, &l);
             if (s->w->placement != FB_HOME_AUTO)
                 continue;
-            if (grow(s, &l, &l.home_layers, 0, n_layer(s)))
-                consider(s, &l);
-            uint32_t low = min_u32(1, n_layer(s)), high = n_layer(s);
-            while (low < high) {
+            uint32_t low = 0, high = n_layer(s);
+            while (low < high) { /* the most that the device holds */
+                l.home_layers = high - (high - low) / 2;
+                if (fits_device(s, &l))
+                    low = l.home_layers;
+                else
+                    high = l.home_layers - 1;
+            }
+            l.home_layers = low;
+            consider(s, &l);
+            for (low = min_u32(1, n_layer(s)), high = n_layer(s); low < high;) { /* the fewest that leave the host enough */
                 l.home_layers = low + (high - low) / 2;
                 if (fits_host(s, &l))
                     high = l.home_layers;
