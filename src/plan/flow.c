@@ -33,7 +33,10 @@ static bool is_ready(const fb_flow *f, const fb_flow_stream *q)
     if (q->head == q->tail)
         return false;
     const fb_flow_op *o = &q->ring[q->head % FB_FLOW_QUEUE];
-    return f->streams[FB_FLOW_COMPUTE].head >= o->wait[FB_FLOW_COMPUTE] && f->streams[FB_FLOW_H2D].head >= o->wait[FB_FLOW_H2D] && f->streams[FB_FLOW_D2H].head >= o->wait[FB_FLOW_D2H];
+    for (int i = 0; i < FB_FLOW_STREAMS; i++)
+        if (f->streams[i].head < o->wait[i])
+            return false;
+    return true;
 }
 
 static bool holds(const fb_flow *f, fb_until what, uint32_t arg, fb_mark e)
@@ -41,7 +44,7 @@ static bool holds(const fb_flow *f, fb_until what, uint32_t arg, fb_mark e)
     switch (what) {
     case FB_UNTIL_CLEAN:     return f->remaining[arg] == 0;
     case FB_UNTIL_ALL_CLEAN: return f->n_dirty == 0;
-    case FB_UNTIL_MARK:     return reached(f, e);
+    case FB_UNTIL_MARK:      return reached(f, e);
     case FB_UNTIL_SLAB:      return f->n_slab_free > 0;
     case FB_UNTIL_TIME:      return f->host_left <= 0;
     case FB_UNTIL_ROOM:      return f->streams[arg].tail - f->streams[arg].head < FB_FLOW_QUEUE;
@@ -80,7 +83,9 @@ static void set_rates(const fb_flow *f, const bool *active, bool updating, doubl
     if (!updating || m->dram <= 0)
         return;
     double update_bytes = at_most(c->update_rate * c->element, m->dram);
-    double copies = active[FB_FLOW_H2D] * rate[FB_FLOW_H2D] * c->copy_rate[0] + active[FB_FLOW_D2H] * rate[FB_FLOW_D2H] * c->copy_rate[1];
+    double copies = 0;
+    for (int way = 0; way < 2; way++)
+        copies += active[FB_FLOW_H2D + way] * rate[FB_FLOW_H2D + way] * c->copy_rate[way];
     double most = m->dram_dma + m->h2d_both + m->d2h_both;
     most = most > m->dram ? most : m->dram;
     double share = update_bytes + copies > most ? most / (update_bytes + copies) : 1;

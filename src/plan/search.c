@@ -159,8 +159,9 @@ static bool consider(seeker *s, const fb_layout *l)
 /* Bytes over the budget that is exceeded by more, or (negative) below the one that is nearer. */
 static double excess(const fb_plan *p, const fb_plan_request *r)
 {
+    double taken = (double)p->host_bytes + (r->unified ? (double)p->device_bytes : 0);
     double device = r->hbm_budget ? (double)p->device_bytes - (double)r->hbm_budget : -1e30;
-    double host = r->ram_budget ? (double)p->host_bytes + (r->unified ? (double)p->device_bytes : 0) - (double)r->ram_budget : -1e30;
+    double host = r->ram_budget ? taken - (double)r->ram_budget : -1e30;
     return device > host ? device : host;
 }
 
@@ -230,11 +231,14 @@ static void place(const seeker *s, fb_layout *l, bool embed, bool head)
         l->home_layers = all ? n_layer(s) : w->placement == FB_HOME_LAYERS ? min_u32(w->home_layers, n_layer(s)) : 0;
 }
 
-/* Of all layers but the last ones, and of these.  Where what is kept travels, the last layers' comes back first: they may keep less. */
+/* Of all layers but the last ones, and of these.  Where what is kept travels, the last layers' comes back first: they may keep
+ * less. */
 static const fb_recompute pairs[][2] = {
-    { FB_RECOMPUTE_FULL, FB_RECOMPUTE_NONE }, { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_NONE }, { FB_RECOMPUTE_FULL, FB_RECOMPUTE_SELECTIVE },
-    { FB_RECOMPUTE_FULL, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_SELECTIVE }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_NONE },
-    { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE },
+    { FB_RECOMPUTE_FULL, FB_RECOMPUTE_NONE },      { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_NONE },
+    { FB_RECOMPUTE_FULL, FB_RECOMPUTE_SELECTIVE }, { FB_RECOMPUTE_FULL, FB_RECOMPUTE_FULL },
+    { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_SELECTIVE }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_NONE },
+    { FB_RECOMPUTE_SELECTIVE, FB_RECOMPUTE_FULL }, { FB_RECOMPUTE_NONE, FB_RECOMPUTE_FULL },
+    { FB_RECOMPUTE_NONE, FB_RECOMPUTE_SELECTIVE },
 };
 enum { N_PAIR = FB_COUNT(pairs) };
 
@@ -328,7 +332,8 @@ static void try_pass(seeker *s, uint32_t n_pass)
             continue;
         for (size_t i = 0; i < N_PAIR; i++) {
             /* A pair covers its members, unless keeping costs what the link carries. */
-            if (!may_pair(s, i, on_host) || (s->w->recompute == FB_WISH_AUTO && !on_host && pairs[i][0] == pairs[i][1] && n_layer(s) > 1))
+            bool single = pairs[i][0] == pairs[i][1] && s->w->recompute == FB_WISH_AUTO;
+            if (!may_pair(s, i, on_host) || (single && !on_host && n_layer(s) > 1))
                 continue;
             for (int home = 0; home < 2; home++) {
                 fb_layout l = { .n_pass = n_pass, .recompute = pairs[i][0], .rich = pairs[i][1], .kept_on_host = on_host,
@@ -380,8 +385,8 @@ static void try_thriftiest(seeker *s)
     for (int many = 0; many < 2; many++)
         for (int bits = 0; bits < 16 && !(s->only_fits && s->found); bits++) {
             bool on_host = bits & 1, acc = bits & 2;
-            fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : many ? s->r.n_micro : 1, .slots = slots, .recompute = policy, .rich = policy,
-                            .kept_on_host = on_host, .acc_on_device = acc };
+            fb_layout l = { .n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : many ? s->r.n_micro : 1, .slots = slots,
+                            .recompute = policy, .rich = policy, .kept_on_host = on_host, .acc_on_device = acc };
             place(s, &l, bits & 4, bits & 8);
             if ((s->w->kept_on_host != FB_WISH_AUTO && s->w->kept_on_host != on_host) || (l.n_pass == 1 ? acc : !may_acc(s, acc)))
                 continue;

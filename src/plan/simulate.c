@@ -26,14 +26,14 @@ typedef struct sim {
     fb_visit visits[2 * FB_FLOW_BLOCKS];
     uint32_t n_visit, n_slot;
     fb_slot  slots[FB_FLOW_BLOCKS];
-    uint32_t slot_of[FB_FLOW_BLOCKS];   /* of a layer; FB_NEVER: none */
-    uint32_t ahead_until;           /* visits before this one have what they want */
-    fb_mark    loaded[FB_FLOW_BLOCKS], used[FB_FLOW_BLOCKS], head_loaded;
+    uint32_t slot_of[FB_FLOW_BLOCKS]; /* of a layer; FB_NEVER: none */
+    uint32_t ahead_until; /* visits before this one have what they want */
+    fb_mark  loaded[FB_FLOW_BLOCKS], used[FB_FLOW_BLOCKS], head_loaded;
     bool     awaited[FB_FLOW_BLOCKS], head_valid;
-    fb_mark    staging_free[N_STAGING], acc_free[N_ACC_MAX], table_free, final_free, out_free, pass_done;
+    fb_mark  staging_free[N_STAGING], acc_free[N_ACC_MAX], table_free, final_free, out_free, pass_done;
     leaving  leaving;
     /* kept on the host */
-    fb_mark    spare[FB_INPUT_SPARES], ahead[FB_INPUT_SPARES];
+    fb_mark  spare[FB_INPUT_SPARES], ahead[FB_INPUT_SPARES];
     uint32_t n_spare, n_ahead, n_group;
     uint64_t next_kept;
     uint32_t pass, first, count;
@@ -165,10 +165,16 @@ static uint32_t group_count(const sim *s, uint32_t g)
     return group_first(s, g + 1) - group_first(s, g);
 }
 
+/* Bytes of the embedding rows of so many micro-batches; of any block's input. */
+static uint64_t rows_size(const sim *s, uint32_t first, uint32_t count)
+{
+    return (uint64_t)over_micros(s->c, first, count, (double)s->c->whole.rows_size, (double)s->c->last.rows_size);
+}
+
 static uint64_t kept_size(const sim *s, uint32_t layer, uint32_t g)
 {
-    uint64_t saved = layer + s->p->layout.n_rich >= n_layer(s) ? s->p->rich_size : s->p->saved_size, n = group_count(s, g);
-    return (uint64_t)over_micros(s->c, group_first(s, g), (uint32_t)n, (double)s->c->whole.rows_size, (double)s->c->last.rows_size) + n * saved;
+    uint64_t saved = layer + s->p->layout.n_rich >= n_layer(s) ? s->p->rich_size : s->p->saved_size;
+    return rows_size(s, group_first(s, g), group_count(s, g)) + group_count(s, g) * saved;
 }
 
 static fb_mark take_spare(sim *s)
@@ -243,7 +249,8 @@ static void send_leaving(sim *s)
 
 static void update_on_device(sim *s, uint32_t block)
 {
-    fb_flow_enqueue(&s->f, FB_FLOW_COMPUTE, fb_cost_update(s->c->machine, s->p->act, extent(s, block)), FB_WORK_DEVICE_UPDATE, block);
+    double seconds = fb_cost_update(s->c->machine, s->p->act, extent(s, block));
+    fb_flow_enqueue(&s->f, FB_FLOW_COMPUTE, seconds, FB_WORK_DEVICE_UPDATE, block);
     s->f.t->n_updated[1] += extent(s, block);
 }
 
@@ -317,20 +324,34 @@ static void visit_embed(sim *s)
         fb_mark *staging = &s->staging_free[g % N_STAGING];
         fb_flow_host_waits(&s->f, FB_UNTIL_MARK, 0, *staging, FB_CAUSE_DATA);
         fb_flow_host_works(&s->f, OVER_MICROS(s->c, first, n, gather), FB_WORK_GATHER, FB_CAUSE_DATA);
-        fb_flow_upload(&s->f, (uint64_t)over_micros(s->c, first, n, (double)s->c->whole.rows_size, (double)s->c->last.rows_size), FB_WORK_BATCH, 0);
+        fb_flow_upload(&s->f, rows_size(s, first, n), FB_WORK_BATCH, 0);
         *staging = fb_flow_mark(&s->f, FB_FLOW_H2D);
     }
     fb_flow_after(&s->f, FB_FLOW_COMPUTE, fb_flow_mark(&s->f, FB_FLOW_H2D), FB_CAUSE_DATA);
+}
+
+/* Nothing comes between the kernels of a visit, unless what is kept travels: then they run group by group. */
+static uint32_t n_run(const sim *s)
+{
+    return s->p->layout.kept_on_host ? s->n_group : 1;
+}
+
+static uint32_t run_first(const sim *s, uint32_t g)
+{
+    return s->p->layout.kept_on_host ? group_first(s, g) : s->first;
+}
+
+static uint32_t run_count(const sim *s, uint32_t g)
+{
+    return s->p->layout.kept_on_host ? group_count(s, g) : s->count;
 }
 
 static void visit_forward(sim *s, uint32_t v, const fb_visit *visit)
 {
     int w = window(s, visit->layer);
     uint32_t slot = enter_layer(s, v, visit->layer);
-    uint32_t n = s->p->layout.kept_on_host ? s->n_group : 1;
-    for (uint32_t g = 0; g < n; g++)
-        run_group(s, n == 1 ? OVER_MICROS(s->c, s->first, s->count, forward[w]) : OVER_MICROS(s->c, group_first(s, g), group_count(s, g), forward[w]),
-                  FB_WORK_FORWARD, visit->layer, g);
+    for (uint32_t g = 0; g < n_run(s); g++)
+        run_group(s, OVER_MICROS(s->c, run_first(s, g), run_count(s, g), forward[w]), FB_WORK_FORWARD, visit->layer, g);
     leave_layer(s, visit, slot);
 }
 
@@ -341,11 +362,8 @@ static void visit_backward(sim *s, uint32_t v, const fb_visit *visit)
     fb_mark *free_event = &s->acc_free[visit->layer % s->p->n_acc];
     uint32_t slot = enter_layer(s, v, visit->layer);
     open_accumulator(s, visit->layer + 1, free_event, false);
-    uint32_t n = s->p->layout.kept_on_host ? s->n_group : 1;
-    for (uint32_t g = 0; g < n; g++)
-        run_group(s, n == 1 ? OVER_MICROS(s->c, s->first, s->count, backward[w][policy])
-                            : OVER_MICROS(s->c, group_first(s, g), group_count(s, g), backward[w][policy]),
-                  FB_WORK_BACKWARD, visit->layer, g);
+    for (uint32_t g = 0; g < n_run(s); g++)
+        run_group(s, OVER_MICROS(s->c, run_first(s, g), run_count(s, g), backward[w][policy]), FB_WORK_BACKWARD, visit->layer, g);
     leave_layer(s, visit, slot);
     close_accumulator(s, visit->layer + 1, free_event);
 }
@@ -516,7 +534,8 @@ double fb_simulate_bound(const fb_plan *p, const fb_manifest *m, const fb_costs 
     double act = (double)fb_dtype_size(p->act), rest = l->n_pass - 1;
     for (uint32_t i = 0; i < n_layer; i++) {
         int w = fb_model_config_window(&m->cfg, i) > 0;
-        compute += OVER_MICROS(c, 0, c->n_micro, forward[w]) + OVER_MICROS(c, 0, c->n_micro, backward[w][fb_plan_policy(p, n_layer, i)]);
+        fb_recompute policy = fb_plan_policy(p, n_layer, i);
+        compute += OVER_MICROS(c, 0, c->n_micro, forward[w]) + OVER_MICROS(c, 0, c->n_micro, backward[w][policy]);
     }
     for (uint32_t b = 0; b < m->n_block; b++) {
         uint64_t n = m->blocks[b].extent;
@@ -535,8 +554,9 @@ double fb_simulate_bound(const fb_plan *p, const fb_manifest *m, const fb_costs 
         up += act * (double)m->extent_max_layer * ((2 * l->n_pass) * (double)streamed - (2 * l->n_pass - 1) * kept);
     }
     if (l->kept_on_host) {
-        double kept = (double)c->n_micro * ((n_layer - l->n_rich) * (double)(p->saved_size + p->input_size) + l->n_rich * (double)(p->rich_size + p->input_size));
-        kept -= n_layer * (double)(p->input_size - c->last.rows_size) + n_layer * (c->n_micro - 1.0) * (double)(p->input_size - c->whole.rows_size);
+        double saved = (n_layer - l->n_rich) * (double)p->saved_size + l->n_rich * (double)p->rich_size;
+        double inputs = (double)c->last.rows_size + (c->n_micro - 1.0) * (double)c->whole.rows_size;
+        double kept = c->n_micro * saved + n_layer * inputs;
         up += kept, down += kept;
     }
     double bound = compute;

@@ -18,9 +18,11 @@ const char *fb_work_str(fb_work w)
 void fb_timeline_explain(char *buf, size_t size, const fb_timeline *t)
 {
     static const char *const why[] = {
-        [FB_CAUSE_WEIGHTS] = "it waits for weights to come over the link: more slots, more blocks at home or more tokens a step would hide them",
+        [FB_CAUSE_WEIGHTS] = "it waits for weights to come over the link: more slots, more blocks at home or more tokens "
+                             "a step would hide them",
         [FB_CAUSE_GRADIENTS] = "it waits for gradients to leave: more blocks at home or more tokens a step would hide them",
-        [FB_CAUSE_UPDATE] = "it waits for the host's update, which hides under the next forward: more blocks at home or more tokens a step would shorten the wait",
+        [FB_CAUSE_UPDATE] = "it waits for the host's update, which hides under the next forward: more blocks at home or "
+                            "more tokens a step would shorten the wait",
         [FB_CAUSE_INPUTS] = "it waits for what is kept on the host: more device memory would keep it there",
         [FB_CAUSE_DATA] = "it waits for the batch and the embedding's rows",
         [FB_CAUSE_HOST] = "the host gives it nothing to do",

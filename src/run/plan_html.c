@@ -60,8 +60,9 @@ static void put_chart(FILE *f, const fb_timeline *t)
     fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"time line of a step\">\n", LEFT + WIDTH + 10, height);
     for (int who = 0; who < FB_RESOURCE_COUNT; who++) {
         fb_time_span open = { .begin = -1, .end = -1 };
-        fprintf(f, "<text x=\"0\" y=\"%d\">%s</text><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#f0f0f0\"/>\n", who * ROW + 20,
-                fb_resource_str((fb_resource)who), LEFT, who * ROW + 4, WIDTH, ROW - 8);
+        int top = who * ROW + 4, tall = ROW - 8;
+        fprintf(f, "<text x=\"0\" y=\"%d\">%s</text>", top + 16, fb_resource_str((fb_resource)who));
+        fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#f0f0f0\"/>\n", LEFT, top, WIDTH, tall);
         for (uint32_t i = 0; i <= t->n_span; i++) {
             const fb_time_span *s = i < t->n_span ? &t->spans[i] : NULL;
             if (s && s->resource != (fb_resource)who)
@@ -71,15 +72,16 @@ static void put_chart(FILE *f, const fb_timeline *t)
                 continue;
             }
             if (open.end > open.begin)
-                fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s, %.4f to %.4f s</title></rect>\n",
-                        LEFT + open.begin * scale, who * ROW + 4, (open.end - open.begin) * scale, ROW - 8, colours[open.work],
-                        fb_work_str(open.work), open.begin, open.end);
+                fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\">"
+                        "<title>%s, %.4f to %.4f s</title></rect>\n", LEFT + open.begin * scale, top, (open.end - open.begin) * scale,
+                        tall, colours[open.work], fb_work_str(open.work), open.begin, open.end);
             if (s)
                 open = *s;
         }
     }
     for (int i = 0; i <= 10; i++)
-        fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g s</text>\n", LEFT + WIDTH * i / 10, height - 6, t->seconds * i / 10);
+        fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g s</text>\n", LEFT + WIDTH * i / 10, height - 6,
+                t->seconds * i / 10);
     fputs("</svg>\n<p>", f);
     for (int w = 0; w < FB_WORK_COUNT; w++)
         fprintf(f, "<span class=\"key\"><i style=\"background:%s\"></i>%s</span>\n", colours[w], fb_work_str((fb_work)w));
@@ -107,7 +109,8 @@ static void put_page(FILE *f, const fb_outlook *o)
         put_text(f, o->reason.msg);
         fputs("</p>\n", f);
     } else {
-        fprintf(f, "<h2>A step: %.3f s, %.0f tokens/s, %.4g TFLOPS</h2>\n<p>", t->seconds, o->tokens / t->seconds, 1e-12 * o->flops / t->seconds);
+        fprintf(f, "<h2>A step: %.3f s, %.0f tokens/s, %.4g TFLOPS</h2>\n<p>", t->seconds, o->tokens / t->seconds,
+                1e-12 * o->flops / t->seconds);
         put_text(f, o->machine_note);
         fputs(". ", f);
         put_text(f, o->why);

@@ -59,8 +59,10 @@ static fb_status report_json(const fb_outlook *o, const fb_sink *sink, fb_error 
     for (int i = 0; i < FB_N_ALTERNATIVE; i++)
         json_array_append_new(more, json_pack("{s:s, s:o}", "what", o->more[i].what, "step_seconds",
                                               o->more[i].seconds > 0 ? json_real(o->more[i].seconds) : json_null()));
-    json_t *machine = json_pack("{s:s, s:b, s:s}", "name", o->machine.name, "measured", o->machine.measured, "note", o->machine_note);
-    json_t *most = json_pack("{s:i, s:i, s:i}", "rows_per_step", (int)o->rows_max, "cutoff_len", (int)o->row_len_max, "layers", (int)o->layers_max);
+    json_t *machine = json_pack("{s:s, s:b, s:s}", "name", o->machine.name, "measured", o->machine.measured, "note",
+                                o->machine_note);
+    json_t *most = json_pack("{s:i, s:i, s:i}", "rows_per_step", (int)o->rows_max, "cutoff_len", (int)o->row_len_max, "layers",
+                             (int)o->layers_max);
     json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "fits", o->fits,
         "reason", o->fits ? NULL : o->reason.msg, "host_bytes", (json_int_t)p->host_bytes, "device_bytes", (json_int_t)p->device_bytes,
         "step_seconds", o->time.seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
@@ -123,8 +125,8 @@ static void report_time(const fb_outlook *o, const fb_sink *sink)
         if (t->busy[i] > 0)
             fb_say(sink, FB_SAY_RESULT, "  %-15s %s %5.1f%%", fb_resource_str((fb_resource)i), bar, 100 * t->busy[i] / t->seconds);
     }
-    fb_say(sink, FB_SAY_RESULT, "  (Forward, Backward, Loss, Embedding, Grad out, Device update; Weights, Batch, Kept, Accumulators, Gradients; "
-           "Host update; small: partly idle)");
+    fb_say(sink, FB_SAY_RESULT, "  (Forward, Backward, Loss, Embedding, Grad out, Device update; Weights, Batch, Kept, Accumulators, "
+           "Gradients; Host update; small: partly idle)");
     fb_say(sink, FB_SAY_RESULT, "  %s", o->why);
 }
 
@@ -151,7 +153,8 @@ static void report_text(const fb_outlook *o, const fb_sink *sink)
     for (int i = 0; i < FB_N_ALTERNATIVE; i++) {
         const fb_alternative *a = &o->more[i];
         if (a->seconds > 0 && o->fits)
-            fb_say(sink, FB_SAY_RESULT, "with %s: %.3f s a step (%+.1f%%)", a->what, a->seconds, 100 * (a->seconds / o->time.seconds - 1));
+            fb_say(sink, FB_SAY_RESULT, "with %s: %.3f s a step (%+.1f%%)", a->what, a->seconds,
+                   100 * (a->seconds / o->time.seconds - 1));
         else if (a->seconds > 0)
             fb_say(sink, FB_SAY_RESULT, "with %s it would fit: %.3f s a step", a->what, a->seconds);
     }

@@ -100,8 +100,8 @@ fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manif
 fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, const fb_machine *machine, uint64_t hbm, uint64_t ram)
 {
     bool cpu = machine->unified;
-    fb_plan_request r = { .manifest = m, .act = o->compute_dtype != FB_DTYPE_AUTO ? (fb_dtype)o->compute_dtype : cpu ? FB_F32 : FB_BF16,
-        .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len, .unified = cpu,
+    fb_dtype act = o->compute_dtype != FB_DTYPE_AUTO ? (fb_dtype)o->compute_dtype : cpu ? FB_F32 : FB_BF16;
+    fb_plan_request r = { .manifest = m, .act = act, .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len, .unified = cpu,
         .logits_size = cpu ? FB_CPU_LOGITS_SIZE : FB_CUDA_LOGITS_SIZE, .meta_size = fb_micro_size,
         .attention_scratch = cpu ? fb_cpu_attention_scratch : fb_cuda_planned_attention,
         .runtime_bytes = FB_RUNTIME_BYTES + (cpu ? (uint64_t)machine->cores * FB_CPU_SCRATCH_SIZE : 0) };

@@ -87,8 +87,8 @@ def test_refusal_for_the_device():
 
 
 def test_what_is_fixed_stays():
-    seen = plan(*SHAPE, *rows(32), "micro_batch=2", "recompute=selective", "slots=3", "passes=2", "placement=layers:4", "activations=host",
-                "accumulators=host", "--ram", "256GiB")
+    seen = plan(*SHAPE, *rows(32), "micro_batch=2", "recompute=selective", "slots=3", "passes=2", "placement=layers:4",
+                "activations=host", "accumulators=host", "--ram", "256GiB")
     want = dict(micro_batch=2, micro_batches=16, passes=2, slots=3, home_layers=4, home_embedding=True, home_head=False,
                 recompute="selective", activations="host", accumulators="host")
     assert {key: seen["layout"][key] for key in want} == want
@@ -167,7 +167,8 @@ def test_this_machine_by_its_measured_profile_or_a_guess(models, tmp_path):
     ((*SHAPE, "--ram", "much"), 2, "--ram"), ((*SHAPE, "--link", "-3"), 2, "--link"), ((*SHAPE, "--hbm", "0"), 2, "--hbm"),
     (("--preset", "qwen9", "--machine", "h200"), 2, "qwen2.5-7b"), (("--preset", "qwen2.5-7b", "--machine", "h9000"), 3, "h9000"),
     (("--preset",), 2, "nothing follows"), (("--machine", "h200"), 2, "a word is missing"),
-    ((*SHAPE, "placement=layers:99"), 2, "28 layers"), ((*SHAPE, "--html", "/nowhere/at/all.html"), 1, "/nowhere/at/all.html")], ids=str)
+    ((*SHAPE, "placement=layers:99"), 2, "28 layers"),
+    ((*SHAPE, "--html", "/nowhere/at/all.html"), 1, "/nowhere/at/all.html")], ids=str)
 def test_bad_words(words, code, part):
     result = forebay("plan", *words)
     assert result.code == code and part in result.last, result.err

@@ -160,7 +160,8 @@ static void a_slow_link_is_what_it_carries(void **unused)
     fb_load load = { .rows_per_step = 2 };
     for (uint32_t slots = 1; slots <= 5; slots++)
         for (uint32_t home = 0; home <= 5; home++) {
-            fb_layout l = { .n_pass = 1, .slots = slots, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_layers = home };
+            fb_layout l = { .n_pass = 1, .slots = slots, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL,
+                            .home_layers = home };
             fb_plan p;
             fb_timeline t = simulate(&p, &r, &l, &slow, &load);
             uint64_t streamed = 5 - home, kept = slots < streamed ? slots : streamed;
