@@ -20,6 +20,8 @@ typedef struct seeker {
     const fb_wishes  *w;
     fb_search_effort  effort;
     bool              only_fits; /* is all that is asked */
+    bool              coarse;    /* the neighbours of what is found will be looked at */
+    bool              roomy;     /* what fits must leave room for the largest gradient, so that it leaves in one piece */
     uint32_t          cuts[CUTS_MAX], n_cut; /* rows of a micro-batch that are tried, rising */
     bool              found, any; /* a layout that fits: at all; since this was last set to false */
     candidate         best;
@@ -93,9 +95,13 @@ static uint64_t shortfall(const fb_plan *p, const fb_plan_request *r)
 static bool lay_out(seeker *s, fb_plan *p, const fb_layout *l)
 {
     s->effort.n_laid_out++;
-    fb_plan_lay_out(p, &s->r, l);
+    fb_plan_request r = s->r;
+    r.hbm_budget = s->roomy ? 0 : r.hbm_budget; /* without a budget the buffer is as large as is of use */
+    fb_plan_lay_out(p, &r, l);
     if (fb_plan_fits(p, &s->r))
         return s->any = true;
+    if (s->roomy)
+        return false;
     uint64_t is_short = shortfall(p, &s->r);
     if (!s->missed || is_short < s->least_short) {
         s->missed = true;
@@ -213,6 +219,20 @@ static bool fill(seeker *s, fb_layout *l)
     return fill_slots(s, l);
 }
 
+/* With and without room for the largest gradient: either may be the faster.  At first the one that is so more often will do. */
+static void consider_filled(seeker *s, const fb_layout *l)
+{
+    bool fitting = false;
+    for (int roomy = 1; roomy >= 0 && !(fitting && s->coarse); roomy--) {
+        fb_layout filled = *l;
+        s->roomy = roomy;
+        fitting = fill(s, &filled);
+        s->roomy = false;
+        if (fitting)
+            consider(s, &filled);
+    }
+}
+
 /* ---- what is free to choose ---- */
 
 static void place(const seeker *s, fb_layout *l, bool embed, bool head)
@@ -287,8 +307,7 @@ static void try_homes(seeker *s, fb_layout l)
 {
     uint32_t low = 0, high = n_layer(s);
     if (s->w->placement != FB_HOME_AUTO) {
-        if (fill(s, &l))
-            consider(s, &l);
+        consider_filled(s, &l);
         return;
     }
     fb_layout least = l;
@@ -316,13 +335,11 @@ static void try_homes(seeker *s, fb_layout l)
         if (i && h == l.home_layers)
             continue;
         l.home_layers = h;
-        fb_layout filled = l;
-        if (fill(s, &filled))
-            consider(s, &filled);
+        consider_filled(s, &l);
     }
     l.home_layers = n_layer(s); /* needs no slots nor buffers for gradients to leave from, so it may fit where one less does not */
-    if (high < n_layer(s) && fill(s, &l))
-        consider(s, &l);
+    if (high < n_layer(s))
+        consider_filled(s, &l);
 }
 
 static void try_pass(seeker *s, uint32_t n_pass)
@@ -428,20 +445,24 @@ static void try_ends(seeker *s, uint32_t preferred)
 
 /* ---- neighbours ---- */
 
+/* What is fixed, a layout that was cut down for another micro-batch gets again. */
+static void obey(const seeker *s, fb_layout *l)
+{
+    place(s, l, l->home_embed, l->home_head);
+    l->n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : l->n_pass;
+    if (s->w->acc_on_device != FB_WISH_AUTO)
+        l->acc_on_device = s->w->acc_on_device;
+}
+
 static void try_filled(seeker *s, fb_layout l)
 {
-    place(s, &l, l.home_embed, l.home_head);
-    l.n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : l.n_pass;
-    if (s->w->acc_on_device != FB_WISH_AUTO)
-        l.acc_on_device = s->w->acc_on_device;
+    obey(s, &l);
     l.slots = s->w->slots != FB_AUTO ? s->w->slots : max_u32(l.slots, 1); /* there are none where everything is at home */
     consider(s, &l);
     fb_layout more = l;
     if (fill_slots(s, &more))
         consider(s, &more);
-    more = l;
-    if (fill(s, &more))
-        consider(s, &more);
+    consider_filled(s, &l);
 }
 
 static uint32_t moved(uint32_t x, int by, uint32_t most)
@@ -481,7 +502,11 @@ static void try_neighbours(seeker *s)
         for (l.n_rich = 1; l.recompute < l.rich && l.n_rich <= 4; l.n_rich *= 2)
             try_filled(s, l);
     }
-    fb_layout l = c.layout;
+    fb_layout l = c.layout; /* the other layers first: what takes longer then comes earlier or later */
+    l.recompute = c.layout.rich, l.rich = c.layout.recompute, l.n_rich = n_layer(s) - l.n_rich;
+    if (l.recompute != l.rich)
+        try_filled(s, l);
+    l = c.layout;
     l.acc_on_device = !l.acc_on_device;
     if (may_acc(s, l.acc_on_device))
         try_filled(s, l);
@@ -493,12 +518,18 @@ static void try_neighbours(seeker *s)
         l = c.layout;
         l.n_pass = max_u32(moved(l.n_pass, by, s->r.n_micro), 1);
         try_filled(s, l);
+        try_homes(s, l);
     }
     for (uint32_t i = 0; i < s->n_cut && s->w->micro_rows == FB_AUTO && !s->r.unified; i++)
         if ((i && s->cuts[i - 1] == c.micro_rows) || (i + 1 < s->n_cut && s->cuts[i + 1] == c.micro_rows)
             || s->cuts[i] == 2 * c.micro_rows || 2 * s->cuts[i] == c.micro_rows) {
             take_cut(s, s->cuts[i]);
             try_filled(s, c.layout);
+            l = c.layout;
+            obey(s, &l);
+            try_homes(s, l);
+            l.n_pass = s->w->n_pass != FB_AUTO ? s->w->n_pass : s->r.n_micro;
+            try_homes(s, l);
         }
 }
 
@@ -520,6 +551,7 @@ static void give_back(seeker *s)
 static void search(seeker *s, uint32_t preferred)
 {
     const fb_wishes *w = s->w;
+    s->coarse = true;
     try_cut(s, preferred);
     uint32_t last = UINT32_MAX; /* of cuts that are nearly the same one is enough: the best's neighbours come later */
     for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;) /* on the cpu another cut would buy nothing */
@@ -532,6 +564,7 @@ static void search(seeker *s, uint32_t preferred)
             try_cut(s, s->cuts[i]);
     if (!s->found)
         try_ends(s, preferred);
+    s->coarse = false;
     for (uint32_t round = 0; s->found && round < ROUNDS_MAX; round++) {
         candidate was = s->best;
         try_neighbours(s);
