@@ -125,6 +125,46 @@ static void nothing_better_is_to_be_found(void **unused)
     assert_true(worst < 1.05);
 }
 
+/* A model too deep to try everything: no layout drawn at random is better by more than a fiftieth. */
+static void no_random_layout_is_better(void **unused)
+{
+    (void)unused;
+    static const tiny_model deep = { "llama", 64, 96, 12, 4, 2, 16, 128, false, NULL, 0 };
+    enum { ROWS_DEEP = 8, DRAWS = SANITIZED ? 300 : 3000 };
+    fb_manifest m;
+    fb_error err;
+    uint64_t seed = 7;
+    tiny_manifest(&m, &deep);
+    fb_wishes w = anything;
+    w.load.rows_per_step = ROWS_DEEP;
+    for (int clip = 0; clip < 2; clip++)
+        for (uint64_t hbm = 3 << 20; hbm < 24 << 20; hbm *= 2) {
+            fb_machine machine = rig_machine();
+            fb_plan_request asked = rig_request(&m, ROWS_DEEP, 2), r = asked;
+            fb_plan p;
+            fb_timeline best = { 0 };
+            r.clip = asked.clip = clip, r.hbm_budget = asked.hbm_budget = hbm;
+            assert_int_equal(fb_plan_search(&p, &best, &r, &machine, &w, NULL, &err), FB_OK);
+            for (int i = 0; i < DRAWS; i++) {
+                r = asked;
+                r.micro_rows = 1 + random_under(&seed, ROWS_DEEP), r.n_micro = (ROWS_DEEP + r.micro_rows - 1) / r.micro_rows;
+                fb_costs c = fb_costs_of(&r, &machine, &w.load);
+                uint32_t bits = random_under(&seed, 16);
+                fb_layout l = { .n_pass = 1 + random_under(&seed, r.n_micro), .slots = 1 + random_under(&seed, 12),
+                    .home_layers = random_under(&seed, 13), .home_embed = bits & 1, .home_head = bits & 2, .kept_on_host = bits & 4,
+                    .acc_on_device = bits & 8, .recompute = (fb_recompute)random_under(&seed, 3),
+                    .rich = (fb_recompute)random_under(&seed, 3), .n_rich = random_under(&seed, 13) };
+                fb_timeline t = { 0 };
+                fb_plan_lay_out(&p, &r, &l);
+                if (!fb_plan_fits(&p, &r))
+                    continue;
+                fb_simulate(&t, &p, &m, &c);
+                assert_true(t.seconds > best.seconds * 0.98);
+            }
+        }
+    fb_manifest_free(&m);
+}
+
 /* What just fits is accepted, what is a byte too large is refused, with the shortfall and a key. */
 static void refusal_is_exact(void **unused)
 {
@@ -286,6 +326,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_better_is_to_be_found),
+        cmocka_unit_test(no_random_layout_is_better),
         cmocka_unit_test(refusal_is_exact),
         cmocka_unit_test(wishes_are_kept),
         cmocka_unit_test(the_cut_stays_where_it_buys_nothing),
