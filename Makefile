@@ -6,6 +6,7 @@
 # make bundle  a folder (and archive) that runs from wherever it is put
 # make test    every test on the plain build       make deps        which folder of src includes which
 # make test-asan, test-tsan   C tests, sanitized   make clean       remove the builds; distclean: all that is not in git
+# make fuzz    each parser FUZZ_SECONDS (60) long  make fuzz-merge  keep the fewest inputs that reach what was reached
 #
 # Each target is safe to run again, and quick when there is nothing to do.  JOBS=2 limits the compiler's jobs.
 
@@ -29,8 +30,8 @@ demo-setup:
 demo: demo-setup all
 	@demo/run.sh
 
-check: asan all
-	@$(PYTHON) tools/run_tests.py build build-asan
+check: asan tsan all
+	@$(PYTHON) tools/run_tests.py build build-asan build-tsan
 
 test: all
 	@$(PYTHON) tools/run_tests.py build
@@ -43,6 +44,18 @@ test-tsan: tsan
 
 asan tsan: %: setup build-%/build.ninja
 	@$(call compile,$@)
+
+fuzz-setup:
+	@tools/setup.sh fuzz
+
+fuzz-build: fuzz-setup build-fuzz/build.ninja
+	@$(call compile,fuzz)
+
+fuzz: fuzz-build
+	@nice tests/fuzz/run.sh build-fuzz
+
+fuzz-merge: fuzz-build
+	@tests/fuzz/run.sh build-fuzz merge
 
 # Configured once; after that the build tool notices by itself when the configuration has changed.
 build/build.ninja: CMakePresets.json | setup
@@ -65,9 +78,10 @@ deps:
 	| awk '$$1 != $$3' | sort | uniq -c
 
 clean:
-	rm -rf build build-asan build-tsan
+	rm -rf build build-asan build-tsan build-fuzz
 
 distclean: clean
 	rm -rf .venv demo/out
 
-.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan bench install bundle deps clean distclean
+.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan fuzz-setup fuzz-build fuzz fuzz-merge bench install bundle deps \
+        clean distclean

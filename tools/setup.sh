@@ -1,6 +1,6 @@
 #!/bin/sh
-# setup.sh [demo] - everything that building and testing need, and with `demo` what the demo needs besides:
-# Debian packages, a Python venv in .venv with pinned packages, the demo's text.
+# setup.sh [demo|fuzz] - everything that building and testing need: Debian packages, a Python venv in .venv with pinned packages.
+# With `demo` also what the demo needs, its text; with `fuzz` clang and libFuzzer.
 # Does only what is missing, so that it is quick the second time; safe to interrupt and to run again.
 set -eu
 cd "$(dirname "$0")/.."
@@ -9,6 +9,7 @@ log=build/setup.log
 
 packages='gcc libc6-dev make cmake ninja-build pkg-config python3 python3-venv ca-certificates
           libjansson-dev libyaml-dev libxxhash-dev libcmocka-dev'
+[ "$want" != fuzz ] || packages="$packages clang libclang-rt-dev"
 
 mkdir -p build
 exec 9>build/setup.lock

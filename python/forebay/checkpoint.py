@@ -12,15 +12,23 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", 
           "chat_template.json", "config.json")
 
 
+def _is_there(path):
+    """False for what is absent; a pipe would be waited on for ever, and is refused as a folder is."""
+    if os.path.isfile(path):
+        return True
+    if os.path.lexists(path):
+        raise InputError(f"{path}: not a regular file")
+    return False
+
+
 def content_hash(model_dir):
     """SHA-256 over the files that the text side reads; one that is absent counts as absent."""
     total = hashlib.sha256()
     for name in _FILES:
-        try:
-            with open(os.path.join(model_dir, name), "rb") as file:
+        path = os.path.join(model_dir, name)
+        if _is_there(path):
+            with open(path, "rb") as file:
                 total.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-        except FileNotFoundError:
-            continue
     return total.hexdigest()
 
 
@@ -53,11 +61,11 @@ class Checkpoint:
 
     def _json(self, name):
         path = os.path.join(self.dir, name)
+        if not _is_there(path):
+            return {}
         try:
             with open(path, encoding="utf-8") as file:
                 value = json.load(file)
-        except FileNotFoundError:
-            return {}
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: not valid JSON: {error}") from None
         if not isinstance(value, dict):
@@ -66,18 +74,19 @@ class Checkpoint:
 
     def _templates(self, config):
         """chat_template.jinja wins over tokenizer_config.json, as in transformers."""
-        try:
-            path = os.path.join(self.dir, "chat_template.jinja")
-            with open(path, encoding="utf-8") as file:
-                value = file.read(TEMPLATE_SIZE_MAX + 1)
-        except FileNotFoundError:
+        path = os.path.join(self.dir, "chat_template.jinja")
+        if _is_there(path):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    value = file.read(TEMPLATE_SIZE_MAX + 1)
+            except UnicodeDecodeError:
+                raise InputError(f"{path}: not UTF-8; expected a chat template") from None
+        else:
             path = os.path.join(self.dir, "tokenizer_config.json")
             value = config.get("chat_template")
             if value is None:
                 path = os.path.join(self.dir, "chat_template.json")
                 value = self._json("chat_template.json").get("chat_template")
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: not UTF-8; expected a chat template") from None
         return _named_templates(path, value)
 
 

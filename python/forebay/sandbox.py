@@ -5,6 +5,7 @@ children even where a single operation never returns to the interpreter.  First 
 special tokens; then a conversation a line.  Each line out is {"text", "spans"} or {"error"}.  When a limit is passed the
 kernel ends this process, and the other side (render.py) says so."""
 
+import contextlib
 import datetime
 import json
 import resource
@@ -80,11 +81,26 @@ class Template:
         return _Generation.split(text)
 
 
+def _warm_up():
+    """What Python and jinja open only when it is first needed: modules, codecs, the time zone's file."""
+    import jinja2.constants
+    import jinja2.debug
+    import pprint
+    import textwrap
+    assert jinja2.constants and jinja2.debug and pprint and textwrap
+    datetime.datetime.now().astimezone()
+    Template("{{ 'a\\n' | wordwrap(5) | pprint }}{{ strftime_now('%c') }}", {}).render([], None, False)
+    for source in ("{{ a.b.c }}", "{% a %}"):
+        with contextlib.suppress(jinja2.TemplateError):
+            Template(source, {}).render([], None, False)
+
+
 def _limit(memory_size):
     resource.setrlimit(resource.RLIMIT_AS, (memory_size, memory_size))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # the standard streams: no file and no socket can be opened
 
 
 def _answer(work, seconds):
@@ -106,6 +122,7 @@ def _answer(work, seconds):
 def main():
     setup = json.loads(sys.stdin.readline())
     special_tokens = turns.special_token_pattern(setup["special_tokens"])
+    _warm_up()
     _limit(setup["memory_size"])
     template = None
 

@@ -75,6 +75,9 @@ def _files(path):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         found += [os.path.join(folder, f) for f in sorted(files)
                   if f.endswith(SUFFIXES) and not f.startswith(".") and f != _INFO]
+    for file in found:
+        if not os.path.isfile(file):  # a pipe would be waited on for ever
+            raise InputError(f"{file}: not a regular file")
     if not found:
         raise InputError(f"{path}: the folder holds no dataset; expected files ending in {', '.join(SUFFIXES)}")
     return sorted(found)
@@ -102,7 +105,16 @@ def _from_info(name, dataset_dir):
     path = os.path.join(dataset_dir, entry["file_name"])
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder; {label} names it")
+    if not _is_inside(path, dataset_dir):
+        raise InputError(f"{label} names '{entry['file_name']}', which lies outside {dataset_dir}; give that path as dataset itself, if "
+                         "you mean it")
     return path, _schema(entry, label)
+
+
+def _is_inside(path, folder):
+    """With links followed: the folder may be a stranger's."""
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([folder, os.path.realpath(path)]) == folder
 
 
 def _read_info(path):

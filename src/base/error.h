@@ -8,7 +8,8 @@
 
 #include "forebay/forebay.h"
 
-/* Sets *err (NULL: the caller does not care) and returns status, so that a failure is one line. */
+/* Sets *err (NULL: the caller does not care) and returns status, so that a failure is one line.  The sentence is one printable
+ * line of UTF-8 whatever it repeats: names in hostile files may carry control characters to a terminal. */
 fb_status fb_fail(fb_error *err, fb_status status, const char *fmt, ...) FB_PRINTF(3, 4);
 
 /* Needs a local `fb_status st` and a label `done`. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bus_error.h"
 #include "forebay/forebay.h"
 
 static void say(void *ctx, fb_say_kind kind, const char *text)
@@ -295,6 +296,7 @@ int main(int argc, char **argv)
 {
     if (argc < 2)
         return help(stderr);
+    fb_bus_error_catch();
     const char *name = argv[1];
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) {
         if (argc > 2 && !strcmp(argv[2], "config")) {

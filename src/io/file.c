@@ -19,11 +19,7 @@ fb_status fb_fail_filev(fb_error *err, fb_status status, const char *path, const
     vsnprintf(sentence, sizeof sentence, fmt, ap);
     size_t length = strlen(path);
     bool   cut = length > PATH_SHOWN;
-    fb_fail(err, status, "%s%s: %s", cut ? "..." : "", cut ? path + length - PATH_SHOWN : path, sentence);
-    for (char *c = err->msg; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
-    return status;
+    return fb_fail(err, status, "%s%s: %s", cut ? "..." : "", cut ? path + length - PATH_SHOWN : path, sentence);
 }
 
 fb_status fb_fail_file(fb_error *err, fb_status status, const char *path, const char *fmt, ...)
@@ -48,6 +44,28 @@ bool fb_file_exists(const char *path)
 {
     struct stat info;
     return stat(path, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+static bool is_under(const char *path, const char *dir)
+{
+    size_t length = strlen(dir);
+    return strncmp(path, dir, length) == 0 && path[length] == '/';
+}
+
+char *fb_file_resolve(const char *dir, const char *name, bool *inside)
+{
+    char  path[FB_PATH_SIZE];
+    char *real_dir = realpath(dir, NULL), *real_blobs = NULL, *real = NULL;
+    *inside = false;
+    if (real_dir && fb_path_join(path, sizeof path, dir, name, NULL) == FB_OK)
+        real = realpath(path, NULL);
+    if (real && fb_path_join(path, sizeof path, real_dir, "../../blobs", NULL) == FB_OK)
+        real_blobs = realpath(path, NULL);
+    if (real)
+        *inside = is_under(real, real_dir) || (real_blobs && is_under(real, real_blobs));
+    free(real_dir);
+    free(real_blobs);
+    return real;
 }
 
 /* O_NONBLOCK: opening a fifo that nobody writes must fail the test for a regular file, not hang. */

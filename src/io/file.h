@@ -20,8 +20,10 @@ fb_status fb_dir_remove(const char *path, fb_error *err);
 /* fsync of a folder, so that a rename in it survives a power cut.  FB_IO. */
 fb_status fb_dir_sync(const char *path, fb_error *err);
 bool      fb_file_exists(const char *path);
-/* The sentence about a file, "PATH: ...": a long path keeps its end, and control characters, which hostile names in
- * the sentence may carry to a terminal, become '?'. */
+/* Where DIR/NAME lies once links are followed, the caller's to free; NULL: nowhere.  *inside: in DIR, or where the hub's cache
+ * keeps what DIR, a .../snapshots/REVISION of it, links to: .../blobs. */
+char     *fb_file_resolve(const char *dir, const char *name, bool *inside);
+/* The sentence about a file, "PATH: ...": a long path keeps its end. */
 fb_status fb_fail_file(fb_error *err, fb_status status, const char *path, const char *fmt, ...) FB_PRINTF(4, 5);
 fb_status fb_fail_filev(fb_error *err, fb_status status, const char *path, const char *fmt, va_list ap) FB_PRINTF(4, 0);
 /* "%s/%s" into buf; FB_CONFIG when it does not fit. */

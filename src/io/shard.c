@@ -19,6 +19,8 @@ struct fb_shard {
     char             *path;
     unsigned char    *map;
     uint64_t          map_size;
+    char             *text;     /* the header's JSON, while it is parsed */
+    uint64_t          text_size;
     json_t           *header;   /* owns the names */
     fb_tensor        *tensors;  /* in order of data */
     const fb_tensor **by_name;  /* sorted */
@@ -26,6 +28,41 @@ struct fb_shard {
 };
 
 #define BAD(s, ...) fb_fail_file(err, FB_INPUT, (s)->path, __VA_ARGS__)
+
+static fb_status read_at(const fb_shard *s, int fd, void *out, uint64_t size, uint64_t offset, fb_error *err)
+{
+    for (uint64_t got = 0; got < size;) {
+        ssize_t n = pread(fd, (char *)out + got, size - got, (off_t)(offset + got));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return BAD(s, "reading stopped at byte %llu: %s", (unsigned long long)(offset + got),
+                       n < 0 ? strerror(errno) : "the file became shorter");
+        got += (uint64_t)n;
+    }
+    return FB_OK;
+}
+
+/* A copy, not the mapping: while it is parsed the file may change under a mapping, and what had been checked with it. */
+static fb_status read_header(fb_shard *s, int fd, fb_error *err)
+{
+    uint64_t  size;
+    fb_status st = read_at(s, fd, &size, sizeof size, 0, err);
+    if (st != FB_OK)
+        return st;
+    if (size > header_size_max)
+        return BAD(s, "claims a header of %llu bytes, at most %llu are read", (unsigned long long)size,
+                   (unsigned long long)header_size_max);
+    if (size > s->map_size - 8)
+        return BAD(s, "claims a header of %llu bytes but holds only %llu after its length; it was truncated",
+                   (unsigned long long)size, (unsigned long long)(s->map_size - 8));
+    s->text = malloc(size + 1);
+    if (!s->text)
+        return fb_fail_file(err, FB_NOMEM, s->path, "no memory for a header of %llu bytes", (unsigned long long)size);
+    s->text_size = size;
+    s->text[size] = 0;
+    return read_at(s, fd, s->text, size, 8, err);
+}
 
 static fb_status shard_map(fb_shard *s, fb_error *err)
 {
@@ -49,6 +86,7 @@ static fb_status shard_map(fb_shard *s, fb_error *err)
         else {
             s->map = map;
             s->map_size = (uint64_t)info.st_size;
+            st = read_header(s, fd, err);
         }
     }
     close(fd);
@@ -173,13 +211,13 @@ static fb_status check_tiling(const fb_shard *s, uint64_t body, fb_error *err)
     return FB_OK;
 }
 
-static fb_status parse_json(fb_shard *s, uint64_t size, fb_error *err)
+static fb_status parse_json(fb_shard *s, fb_error *err)
 {
     json_error_t why;
-    s->header = json_loadb((const char *)s->map + 8, size, JSON_REJECT_DUPLICATES, &why);
+    const char  *text = s->text;
+    s->header = json_loadb(text, s->text_size, JSON_REJECT_DUPLICATES, &why);
     if (!s->header && json_error_code(&why) == json_error_duplicate_key) {
         /* The parser stands just behind the second key. */
-        const char *text = (const char *)s->map + 8;
         size_t end = why.position > 1 ? (size_t)why.position - 1 : 0, start = end;
         while (start > 0 && text[start - 1] != '"')
             start--;
@@ -189,22 +227,14 @@ static fb_status parse_json(fb_shard *s, uint64_t size, fb_error *err)
         return BAD(s, "the header is not JSON: %.120s (byte %d)", why.text, why.position);
     if (!json_is_object(s->header))
         return BAD(s, "the header is not a JSON object of tensors");
-    if (s->map[8] != '{')
+    if (text[0] != '{')
         return BAD(s, "the header does not begin with '{', as the format demands");
     return FB_OK;
 }
 
 static fb_status shard_parse(fb_shard *s, fb_error *err)
 {
-    uint64_t header_size;
-    memcpy(&header_size, s->map, sizeof header_size);
-    if (header_size > header_size_max)
-        return BAD(s, "claims a header of %llu bytes, at most %llu are read", (unsigned long long)header_size,
-                   (unsigned long long)header_size_max);
-    if (header_size > s->map_size - 8)
-        return BAD(s, "claims a header of %llu bytes but holds only %llu after its length; it was truncated",
-                   (unsigned long long)header_size, (unsigned long long)(s->map_size - 8));
-    fb_status st = parse_json(s, header_size, err);
+    fb_status st = parse_json(s, err);
     if (st != FB_OK)
         return st;
 
@@ -216,7 +246,7 @@ static fb_status shard_parse(fb_shard *s, fb_error *err)
 
     const char *name;
     json_t     *entry;
-    uint64_t    body = 8 + header_size;
+    uint64_t    body = 8 + s->text_size;
     json_object_foreach(s->header, name, entry) {
         if (strcmp(name, "__metadata__") == 0) {
             FB_TRY(check_metadata(s, entry, err));
@@ -250,6 +280,8 @@ fb_status fb_shard_open(fb_shard **out, const char *path, fb_error *err)
     }
     FB_TRY(shard_map(s, err));
     FB_TRY(shard_parse(s, err));
+    free(s->text);
+    s->text = NULL;
     *out = s;
     s = NULL;
 done:
@@ -264,6 +296,7 @@ void fb_shard_close(fb_shard *s)
     if (s->map)
         munmap(s->map, s->map_size);
     json_decref(s->header);
+    free(s->text);
     free(s->tensors);
     free(s->by_name);
     free(s->path);

@@ -4,7 +4,8 @@
  * byte 8 + n.  Source: the safetensors README, "Format".  The file is hostile input: every range is
  * checked against the file's size and against dtype x shape, ranges may neither overlap nor leave holes,
  * and names may not repeat, before any tensor is handed out.
- * Lifetime: every pointer from a shard dies with fb_shard_close.
+ * Lifetime: every pointer from a shard dies with fb_shard_close.  A tensor's data is mapped: a file that becomes shorter, or a
+ * disk that fails, is SIGBUS at the next read of a lost page; whoever maps strangers' files catches it (cli/bus_error.c).
  * Threads: open and close by one thread; find by any number between them. */
 #ifndef FB_IO_SHARD_H
 #define FB_IO_SHARD_H

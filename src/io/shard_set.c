@@ -35,36 +35,18 @@ static const char *base_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-static bool is_under(const char *path, const char *dir)
-{
-    size_t length = strlen(dir);
-    return strncmp(path, dir, length) == 0 && path[length] == '/';
-}
-
-/* A file that the index names must lie in the folder.  One layout of links is known and trusted: the hub's cache,
- * where DIR is .../snapshots/REVISION and its files are links into .../blobs. */
 static fb_status check_inside(const char *index, const char *dir, const char *file, fb_error *err)
 {
-    char      path[FB_PATH_SIZE], blobs[FB_PATH_SIZE];
-    char     *real_dir = NULL, *real_blobs = NULL, *real = NULL;
-    fb_status st = FB_OK;
+    bool inside;
     if (strchr(file, '/') || strcmp(file, ".") == 0 || strcmp(file, "..") == 0 || !*file)
         return fb_fail_file(err, FB_INPUT, index, "names the file '%.120s'; expected the plain name of a file in its folder",
                             file);
-    FB_TRY(fb_path_join(path, sizeof path, dir, file, err));
-    real_dir = realpath(dir, NULL);
-    real = realpath(path, NULL);
-    if (!real_dir || !real) {
+    char     *real = fb_file_resolve(dir, file, &inside);
+    fb_status st = FB_OK;
+    if (!real)
         st = fb_fail_file(err, FB_INPUT, index, "names the file '%.120s', which is not in its folder; fetch it again", file);
-        goto done;
-    }
-    FB_TRY(fb_path_join(blobs, sizeof blobs, real_dir, "../../blobs", err));
-    real_blobs = realpath(blobs, NULL);
-    if (!is_under(real, real_dir) && !(real_blobs && is_under(real, real_blobs)))
+    else if (!inside)
         st = fb_fail_file(err, FB_INPUT, index, "names '%.120s', a link that leads out of the folder, to %.160s", file, real);
-done:
-    free(real_dir);
-    free(real_blobs);
     free(real);
     return st;
 }

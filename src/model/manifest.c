@@ -55,7 +55,7 @@ static fb_status add_block(fb_manifest *m, fb_block_kind kind, uint32_t layer, f
         end = p->offset + size;
         m->n_weight += size;
         if (end > weight_max || m->n_weight > weight_max)
-            return fb_fail(err, FB_INPUT, "config.json describes a model of more than 2^56 parameters (at '%s')", p->name);
+            return fb_fail(err, FB_INPUT, "describes a model of more than 2^56 parameters (at '%s')", p->name);
         b->offset[w->role] = (int64_t)p->offset;
         b->n_param++;
     }
@@ -94,8 +94,15 @@ done:
 fb_status fb_manifest_read(fb_manifest *out, const char *dir, fb_error *err)
 {
     fb_model_config c = { 0 };
+    char            path[FB_PATH_SIZE];
+    fb_error        why;
     fb_status       st = fb_model_config_read(&c, dir, err);
-    return st == FB_OK ? fb_manifest_build(out, &c, err) : st;
+    if (st != FB_OK)
+        return st;
+    st = fb_manifest_build(out, &c, &why);
+    if (st == FB_OK || fb_path_join(path, sizeof path, dir, "config.json", err) != FB_OK)
+        return st;
+    return fb_fail_file(err, st, path, "%s", why.msg);
 }
 
 enum { SHAPE_SIZE = FB_RANK_MAX * 21 + 3 };

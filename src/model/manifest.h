@@ -45,7 +45,7 @@ typedef struct fb_manifest {
     uint64_t        extent_max_layer; /* largest layer extent */
 } fb_manifest;
 
-/* Takes over cfg (frees it on failure too). */
+/* Takes over cfg (frees it on failure too).  The sentence is about config.json and does not name it. */
 fb_status fb_manifest_build(fb_manifest *out, fb_model_config *cfg, fb_error *err);
 /* Reads DIR/config.json and builds. */
 fb_status fb_manifest_read(fb_manifest *out, const char *dir, fb_error *err);

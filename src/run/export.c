@@ -11,7 +11,7 @@
 static const uint64_t SHARD_SIZE_MAX = UINT64_C(5) << 30; /* where save_pretrained cuts by default */
 enum { PIECE = 1 << 16 };
 
-static const char *const names[] = {
+static const char *const companions[] = {
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
 };
@@ -21,19 +21,35 @@ uint64_t fb_export_companions_size(const char *source_dir)
     char path[FB_PATH_SIZE];
     struct stat info;
     uint64_t size = 0;
-    for (size_t i = 0; i < FB_COUNT(names); i++)
-        if (fb_path_join(path, sizeof path, source_dir, names[i], NULL) == FB_OK && stat(path, &info) == 0)
+    for (size_t i = 0; i < FB_COUNT(companions); i++)
+        if (fb_path_join(path, sizeof path, source_dir, companions[i], NULL) == FB_OK && stat(path, &info) == 0)
             size += (uint64_t)info.st_size;
     return size;
+}
+
+fb_status fb_export_check(const char *source_dir, fb_error *err)
+{
+    fb_status st = FB_OK;
+    char path[FB_PATH_SIZE];
+    for (size_t i = 0; i < FB_COUNT(companions) && st == FB_OK; i++) {
+        bool inside;
+        char *real = fb_file_resolve(source_dir, companions[i], &inside);
+        if (real && !inside && (st = fb_path_join(path, sizeof path, source_dir, companions[i], err)) == FB_OK)
+            st = fb_fail_file(err, FB_INPUT, path, "is a link that leads out of its folder, to %.160s, and would be copied; put the "
+                              "file in its place", real);
+        free(real);
+    }
+    return st;
 }
 
 fb_status fb_export_companions(const char *source_dir, const char *out_dir, fb_error *err)
 {
     fb_status st = FB_OK;
     char from[FB_PATH_SIZE], to[FB_PATH_SIZE];
-    for (size_t i = 0; i < FB_COUNT(names); i++) {
-        FB_TRY(fb_path_join(from, sizeof from, source_dir, names[i], err));
-        FB_TRY(fb_path_join(to, sizeof to, out_dir, names[i], err));
+    FB_TRY(fb_export_check(source_dir, err));
+    for (size_t i = 0; i < FB_COUNT(companions); i++) {
+        FB_TRY(fb_path_join(from, sizeof from, source_dir, companions[i], err));
+        FB_TRY(fb_path_join(to, sizeof to, out_dir, companions[i], err));
         FB_TRY(fb_file_copy_atomic(from, to, NULL, err));
     }
 done:

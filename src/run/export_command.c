@@ -54,6 +54,7 @@ fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char 
     FB_TRY(fb_manifest_read(&m, checkpoint_dir, err));
     FB_TRY(fb_shard_set_open(&set, checkpoint_dir, err));
     FB_TRY(fb_manifest_check(&m, set, err));
+    FB_TRY(fb_export_check(checkpoint_dir, err));
     FB_TRY(dtype_of(&dtype, save_dtype, m.cfg.dtype, err));
     FB_TRY(fb_path_join(path, sizeof path, checkpoint_dir, "optimizer.safetensors", err));
     if (fb_file_exists(path))

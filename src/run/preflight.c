@@ -50,19 +50,19 @@ fb_status fb_preflight_data(const char *model_dir, const fb_memory_room *room, f
     uint64_t needed = PYTHON_BYTES + (stat(path, &tokenizer) == 0 ? TOKENIZER_FACTOR * (uint64_t)tokenizer.st_size : 0);
     if (needed <= room->bytes)
         return FB_OK;
-    return fb_fail(err, FB_NOFIT, "host memory: preparing the data takes up to %.1f MiB, %s leaves %.1f MiB; free memory or raise that "
-                   "limit", mib(needed), room->limit, mib(room->bytes));
+    return fb_fail(err, FB_NOFIT, "host memory: preparing the data takes up to %.1f MiB, %s leaves %.1f MiB; free memory or raise "
+                   "that limit", mib(needed), room->limit, mib(room->bytes));
 }
 
 fb_status fb_preflight_host(uint64_t needed, uint64_t ram_budget, const fb_memory_room *room, fb_error *err)
 {
     uint64_t with_unseen = needed + fb_memory_unseen(needed);
     if (ram_budget > room->bytes)
-        return fb_fail(err, FB_NOFIT, "host memory: ram_budget is %.1f MiB, %s leaves %.1f MiB; set ram_budget to auto or to at most "
-                       "that, or free memory", mib(ram_budget), room->limit, mib(room->bytes));
+        return fb_fail(err, FB_NOFIT, "host memory: ram_budget is %.1f MiB, %s leaves %.1f MiB; set ram_budget to auto or to at "
+                       "most that, or free memory", mib(ram_budget), room->limit, mib(room->bytes));
     if (with_unseen > room->bytes)
-        return fb_fail(err, FB_NOFIT, "host memory: the run takes %.1f MiB and about %.1f MiB beside its ledger, %s leaves %.1f MiB; "
-                       "free memory or raise that limit, or set a smaller micro_batch or cutoff_len, or take a smaller model",
+        return fb_fail(err, FB_NOFIT, "host memory: the run takes %.1f MiB and about %.1f MiB beside its ledger, %s leaves "
+                       "%.1f MiB; free memory or raise that limit, or set a smaller micro_batch or cutoff_len, or take a smaller model",
                        mib(needed), mib(with_unseen - needed), room->limit, mib(room->bytes));
     return FB_OK;
 }
@@ -111,7 +111,8 @@ fb_disk_need fb_preflight_disk_need(const fb_manifest *m, const fb_options *o, f
         at_once = (uint64_t)o->save_total_limit + 1;
     uint64_t more = at_once > n_present ? at_once - n_present : 0;
     return (fb_disk_need){ .optimizer = optimizer, .model = model + companions + SMALL_BYTES,
-                           .checkpoint = optimizer + model + companions + SMALL_BYTES, .n_checkpoint = due && !more ? 1 : more, .saves = due > 0 };
+                           .checkpoint = optimizer + model + companions + SMALL_BYTES, .saves = due > 0,
+                           .n_checkpoint = due && !more ? 1 : more };
 }
 
 fb_status fb_preflight_disk(const fb_disk_need *n, const char *output_dir, uint64_t available, uint64_t file_max, char *warning,
@@ -122,14 +123,14 @@ fb_status fb_preflight_disk(const fb_disk_need *n, const char *output_dir, uint6
     *warning = 0;
     if (least > available)
         return fb_fail_file(err, FB_IO, output_dir, "%s%.1f MiB, its file system has %.1f MiB free; free space, or set "
-                            "output_dir to another%s", n->saves ? "one checkpoint and the final model take " : "the final model takes ",
-                            mib(least), mib(available), n->saves ? ", or save_strategy: no" : "");
+                            "output_dir to another%s", n->saves ? "one checkpoint and the final model take "
+                            : "the final model takes ", mib(least), mib(available), n->saves ? ", or save_strategy: no" : "");
     if (longest > file_max)
         return fb_fail_file(err, FB_IO, output_dir, "the run writes a file of %.1f MiB, the limit on files is %.1f MiB; raise "
                             "ulimit -f", mib(longest), mib(file_max));
     if (wanted > available)
-        snprintf(warning, warning_size, "%.200s: %llu checkpoints of %.1f MiB and the final model take %.1f MiB, its file system has "
-                 "%.1f MiB free; set save_total_limit to keep fewer", output_dir, (unsigned long long)n->n_checkpoint,
+        snprintf(warning, warning_size, "%.200s: %llu checkpoints of %.1f MiB and the final model take %.1f MiB, its file system "
+                 "has %.1f MiB free; set save_total_limit to keep fewer", output_dir, (unsigned long long)n->n_checkpoint,
                  mib(n->checkpoint), mib(wanted), mib(available));
     else if (!n->saves && n->model + n->checkpoint > available)
         snprintf(warning, warning_size, "%.200s: has no room for the checkpoint of %.1f MiB that a signal would save, %.1f MiB are "

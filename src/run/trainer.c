@@ -124,8 +124,8 @@ static bool holds_result(const fb_options *o)
 
 static fb_status refuse_result(const fb_options *o, fb_error *err)
 {
-    return fb_fail(err, FB_CONFIG, "%s: holds a finished model; name another output_dir, or set overwrite_output_dir: true to replace "
-                   "it", o->output_dir);
+    return fb_fail(err, FB_CONFIG, "%s: holds a finished model; name another output_dir, or set overwrite_output_dir: true to "
+                   "replace it", o->output_dir);
 }
 
 static bool is_same_folder(const char *a, const char *b)
@@ -140,16 +140,14 @@ static fb_status look_at_folder(const fb_options *o, fb_error *err)
     fb_status st = FB_OK;
     char newest[FB_PATH_SIZE];
     bool resume = false, is_path = o->resume_from_checkpoint && !fb_parse_bool(o->resume_from_checkpoint, &resume);
-    if (is_same_folder(o->output_dir, o->model_name_or_path))
-        FB_TRY(fb_fail(err, FB_CONFIG, "%s: output_dir is the folder of the model that is to be trained; name another", o->output_dir));
     if (o->overwrite_output_dir || resume)
         return FB_OK;
     if (holds_result(o))
         FB_TRY(refuse_result(o, err));
     FB_TRY(fb_checkpoint_find(newest, o->output_dir, err));
     if (newest[0] && !is_path)
-        FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from them, "
-                       "or overwrite_output_dir: true to remove them", o->output_dir));
+        FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from "
+                       "them, or overwrite_output_dir: true to remove them", o->output_dir));
 done:
     return st;
 }
@@ -173,8 +171,8 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
             return FB_OK;
         }
         if (found.finished && strcmp(found.fingerprint, t->at.fingerprint) && !t->o->overwrite_output_dir)
-            FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds a finished run of other data, another batch, seed, dtype or number of steps; use "
-                           "the same, name another output_dir, or set overwrite_output_dir: true to replace it", t->o->output_dir));
+            FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds a finished run of other data, another batch, seed, dtype or number of "
+                           "steps; use the same, name another output_dir, or set overwrite_output_dir: true to replace it", t->o->output_dir));
     }
     if (is_path)
         FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
@@ -193,13 +191,13 @@ done:
 }
 
 /* What an earlier run left would be taken for this one's at the next resume. */
-static fb_status clear_earlier_run(const fb_options *o, fb_error *err)
+static fb_status clear_earlier_run(const fb_options *o, bool afresh, fb_error *err)
 {
     char path[FB_PATH_SIZE];
     fb_status st = fb_path_join(path, sizeof path, o->output_dir, "trainer_state.json", err);
     if (st == FB_OK && unlink(path) != 0 && errno != ENOENT)
         st = fb_fail_file(err, FB_IO, path, "cannot be removed: %s", strerror(errno));
-    return st != FB_OK ? st : fb_checkpoint_remove_all(o->output_dir, err);
+    return st != FB_OK || !afresh ? st : fb_checkpoint_remove_all(o->output_dir, err);
 }
 
 /* ---- what must hold before anything large is begun ---- */
@@ -207,6 +205,9 @@ static fb_status clear_earlier_run(const fb_options *o, fb_error *err)
 static fb_status lock_folder(trainer *t, fb_error *err)
 {
     fb_status st = FB_OK;
+    if (is_same_folder(t->o->output_dir, t->o->model_name_or_path))
+        FB_TRY(fb_fail(err, FB_CONFIG, "%s: output_dir is the folder of the model that is to be trained; name another",
+                       t->o->output_dir));
     FB_TRY(fb_lock_take(&t->lock, t->o->output_dir, "train", err));
     if (t->lock.refused)
         fb_say(t->sink, FB_SAY_WARNING, "%s: its file system has no locks (%s): nothing keeps a second run from writing here too",
@@ -237,8 +238,9 @@ done:
 /* Before the first step there is nothing to save, and nothing is lost. */
 static fb_status stopped_early(const trainer *t, fb_error *err)
 {
-    return t->job->stop ? fb_fail(err, FB_STOPPED, "stopped before the first step; there is nothing to save, start again with the same "
-                                  "command") : FB_OK;
+    if (!t->job->stop)
+        return FB_OK;
+    return fb_fail(err, FB_STOPPED, "stopped before the first step; there is nothing to save, start again with the same command");
 }
 
 static void describe_engine(const void *engine, char *text, size_t size)
@@ -260,9 +262,10 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
     FB_TRY(fb_session_open(&t->session, o->model_name_or_path, err));
+    FB_TRY(fb_export_check(o->model_name_or_path, err));
     t->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? c->dtype : (fb_dtype)o->save_dtype;
-    FB_TRY(look_at_folder(o, err));
     FB_TRY(lock_folder(t, err));
+    FB_TRY(look_at_folder(o, err));
     fb_activity_enter(&t->activity, FB_PHASE_DATA, 0);
     if (fb_memory_room_now(&room))
         FB_TRY(fb_preflight_data(o->model_name_or_path, &room, err));
@@ -284,8 +287,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(stopped_early(t, err));
     FB_TRY(fb_session_start(&t->session, &r, err));
     fb_watchdog_add(t->watchdog, describe_engine, t->session.engine);
-    if (!resume[0])
-        FB_TRY(clear_earlier_run(o, err));
+    FB_TRY(clear_earlier_run(o, !resume[0], err));
     if (resume[0]) {
         FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
         *fb_engine_rope(t->session.engine) = t->at.rope;

@@ -152,11 +152,11 @@ def test_the_first_signal_saves(signum, place):
 
 
 def test_the_second_signal_of_another_kind_ends_it(place):
-    """The step in hand takes seconds here: it is not waited for."""
-    first = Running("train", config(place, num_train_epochs=50, backend="fault:delay=400000"))
-    first.wait_for("model: ")
+    """The step in hand takes many seconds here: it is not waited for."""
+    first = Running("train", config(place, num_train_epochs=50, backend="fault:delay=1000000", watchdog=1))
+    first.wait_for("nothing has moved")
     first.process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
+    time.sleep(0.2)
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == -signal.SIGTERM, "".join(first.lines)
 
@@ -233,20 +233,14 @@ def test_it_says_when_nothing_moves(clip, awaited, place):
     assert [int(line.split()[5]) for line in lines[:2]] == [1, 2], lines
 
 
-def test_a_run_that_moves_is_quiet(place):
-    first = Running("train", config(place, num_train_epochs=8, backend=SLOW, watchdog=1))
-    assert first.end() == 0
-    assert not any("nothing has moved" in line for line in first.lines)
-
-
 # --- memory --------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A model whose run takes some 450 MiB."""
+    """A model whose run takes some 230 MiB."""
     at = tmp_path_factory.mktemp("large")
-    make_model(at / "model", hidden_size=512, intermediate_size=1024, vocab_size=8000, num_hidden_layers=6)
-    write_rows(at / "rows.jsonl", make_rows(4, vocab=8000))
+    make_model(at / "model", hidden_size=384, intermediate_size=768, vocab_size=6000)
+    write_rows(at / "rows.jsonl", make_rows(4, vocab=6000))
     path = config(at, overwrite_output_dir=True)
     planned = json.loads(forebay("plan", path, "--json").out)
     return path, planned["host_bytes"] + planned["device_bytes"]
@@ -260,7 +254,10 @@ def new_group():
             group.mkdir()
         except OSError:
             continue
-        if (group / limit).exists():
+        for no_swap in "memory.swap.max", "memory.swappiness":
+            if (group / no_swap).exists():
+                (group / no_swap).write_text("0")
+        if (group / limit).exists() and not run("/bin/sh", "-c", f"echo $$ > {group}/cgroup.procs").code:
             return group, limit
         group.rmdir()
     pytest.skip("no memory cgroup can be made here")
@@ -272,7 +269,7 @@ def test_never_killed_by_the_kernel(large):
     group, limit = new_group()
     codes = []
     try:
-        for part in 0.1, 0.5, 0.97, 1.03, 1.06, 1.1, 1.3:
+        for part in 0.3, 0.97, 1.05, 1.1, 1.15, 1.5:
             (group / limit).write_text(str(int(part * planned)))
             result = run("/bin/sh", "-c", f"echo $$ > {group}/cgroup.procs; exec {FOREBAY} train {path} save_strategy=epoch")
             codes.append(result.code)
@@ -285,7 +282,7 @@ def test_never_killed_by_the_kernel(large):
     finally:
         time.sleep(0.1)
         group.rmdir()
-    assert codes[:3] == [NO_FIT] * 3 and codes[-1] == 0, codes
+    assert codes[:2] == [NO_FIT] * 2 and codes[-1] == 0, codes
     assert "oom_kill 0" in kills
     assert naive.code == -signal.SIGKILL
 

@@ -1,7 +1,12 @@
 """Templates are programs by strangers: they may not hang, exhaust memory or reach Python's internals."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from conftest import PACKAGE
 from forebay.errors import InputError
 from forebay.formats import Chat
 from forebay.render import Renderer
@@ -75,3 +80,11 @@ def test_shared_prefix(a, b):
 def test_special_tokens_match_the_longest_first_and_literally():
     assert special_token_pattern(["<|a|>", "<|a|>b", "."]).search("x<|a|>bc").group() == "<|a|>b"
     assert special_token_pattern([]).search("x") is None
+
+
+@pytest.mark.parametrize("attempt", ["open('/etc/passwd')", "__import__('socket').socket()", "__import__('os').pipe()"])
+def test_behind_the_limits_nothing_can_be_opened(attempt):
+    """Whatever got out of Jinja's sandbox would still be here."""
+    program = f"import socket\nfrom forebay import sandbox\nsandbox._limit(1 << 30)\n{attempt}\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    assert done.returncode == 1 and "Too many open files" in done.stderr, done.stderr

@@ -60,6 +60,30 @@ static void every_status_has_its_own_text(void **state)
     assert_true(strlen(fb_version()) > 0);
 }
 
+/* Text that a terminal obeys, or that is no text, goes; what is left is what was there. */
+static void sentences_are_printable(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *shown;
+    } cases[] = {
+        { "tensor 'caf\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80'", "tensor 'caf\xc3\xa9 \xe4\xb8\xad \xf0\x9f\x98\x80'" },
+        { "a\x1b[2Jb\nc\x7f", "a?[2Jb?c?" },
+        { "\xc2\x9b" "2J", "??2J" },               /* C1: as good as ESC [ */
+        { "\xe2\x80\xae" "cba", "???cba" },       /* right-to-left override */
+        { "\xe2\x80\xa8" "x", "???x" },           /* line separator */
+        { "\xff\xc3", "??" },                      /* a byte of no character; one that is cut */
+        { "\xc0\xaf \xe0\x80\xaf", "?? ???" },  /* overlong */
+        { "\xed\xa0\x80", "???" },                /* surrogate */
+        { "\xf4\x90\x80\x80", "????" },          /* past U+10FFFF */
+    };
+    for (size_t i = 0; i < FB_COUNT(cases); i++) {
+        fb_error err;
+        fb_fail(&err, FB_INPUT, "%s", cases[i].text);
+        assert_string_equal(err.msg, cases[i].shown);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -67,6 +91,7 @@ int main(void)
         cmocka_unit_test(a_long_sentence_is_cut_not_overrun),
         cmocka_unit_test(exit_codes_are_the_documented_ones),
         cmocka_unit_test(every_status_has_its_own_text),
+        cmocka_unit_test(sentences_are_printable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
