@@ -172,6 +172,86 @@ static void a_slow_link_is_what_it_carries(void **unused)
     fb_manifest_free(&m);
 }
 
+/* The same the other way: every streamed gradient goes down once, whole or in pieces. */
+static void a_slow_way_home_is_what_it_carries(void **unused)
+{
+    (void)unused;
+    for (int bits = 0; bits < 4; bits++) {
+        fb_manifest m;
+        tiny_manifest(&m, &tied);
+        fb_machine slow = rig_no_link();
+        slow.matmul_peak = slow.memory_rate = slow.attention_fwd.y[0] = slow.attention_bwd.y[0] = 1e18;
+        slow.d2h.y[0] = slow.d2h_both = 1e4;
+        fb_plan_request r = rig_request(&m, 2, 2);
+        r.clip = bits & 1, r.act = bits & 2 ? FB_BF16 : FB_F32;
+        for (uint32_t home = 0; home <= 4; home++) {
+            fb_layout l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_layers = home };
+            fb_plan p;
+            fb_timeline t = simulate(&p, &r, &l, &slow, &(fb_load){ .rows_per_step = 2 });
+            uint64_t size = (m.extent - home * m.extent_max_layer) * fb_dtype_size(r.act);
+            assert_int_equal(t.d2h_size, size);
+            assert_true(is_close(t.seconds, (double)size / 1e4, 1e-6));
+            assert_true(t.idle[FB_CAUSE_GRADIENTS] > 0.99 * t.seconds);
+        }
+        fb_manifest_free(&m);
+    }
+}
+
+/* With one slot a layer's weights come when the one before has left it, and are used when they are there; with two, while it computes. */
+static void one_slot_takes_turns(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    tiny_manifest(&m, &untied);
+    fb_machine machine = rig_no_link();
+    machine.h2d.y[0] = machine.h2d_both = 2e6;
+    fb_plan_request r = rig_request(&m, 2, 2);
+    fb_load load = { .rows_per_step = 2 };
+    fb_costs c = fb_costs_of(&r, &machine, &load);
+    double seconds[2];
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        fb_layout l = { .n_pass = 1, .slots = slots, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_embed = true,
+                        .home_head = true };
+        fb_plan p;
+        fb_timeline t = simulate(&p, &r, &l, &machine, &load);
+        double turns = t.busy[FB_RESOURCE_H2D] + t.busy[FB_RESOURCE_COMPUTE], first = fb_cost_h2d(&machine, 2 * m.extent_max_layer);
+        /* What the first layer's weights come beside, and, when a layer has been left, the rounding of its gradient. */
+        double beside = c.whole.look_up + fb_cost_update(&machine, r.act, m.blocks[0].extent + m.blocks[6].extent);
+        double rounding = 4 * fb_cost_grad_out(&machine, r.act, m.extent_max_layer);
+        assert_true(beside < first);
+        seconds[slots - 1] = t.seconds;
+        if (slots == 1)
+            assert_true(is_close(t.seconds, turns - beside - rounding, 1e-9));
+    }
+    assert_true(seconds[1] < 0.9 * seconds[0]);
+    fb_manifest_free(&m);
+}
+
+/* Many passes are simulated by one of them: the sum is what all of them make. */
+static void passes_in_the_middle_are_alike(void **unused)
+{
+    (void)unused;
+    fb_manifest m;
+    tiny_manifest(&m, &untied);
+    fb_machine machine = rig_machine();
+    double seconds[9] = { 0 };
+    for (uint32_t n = 3; n <= 8; n++) {
+        fb_plan_request r = rig_request(&m, n, 1);
+        fb_layout l = { .n_pass = n, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .acc_on_device = true };
+        fb_plan p;
+        fb_timeline t = simulate(&p, &r, &l, &machine, &(fb_load){ .rows_per_step = n });
+        fb_costs c = fb_costs_of(&r, &machine, &(fb_load){ .rows_per_step = n });
+        assert_int_equal(p.layout.n_pass, n);
+        assert_true(is_close(t.busy[FB_RESOURCE_COMPUTE] + rig_idle(&t), t.seconds, 1e-9));
+        /* the rows of earlier passes are added again in the last: embed_grad of each once */
+        assert_true(is_close(t.busy[FB_RESOURCE_COMPUTE], compute_of(&p, &r, &c), 1e-9));
+        seconds[n] = t.seconds;
+    }
+    for (uint32_t n = 5; n <= 8; n++)
+        assert_true(is_close(seconds[n] - seconds[n - 1], seconds[4] - seconds[3], 2e-2));
+    fb_manifest_free(&m);
+}
+
 /* A host so slow that nothing else counts: everything waits for the update, which takes what it takes. */
 static void a_slow_update_is_the_step(void **unused)
 {
@@ -279,6 +359,9 @@ int main(void)
         cmocka_unit_test(arithmetic_alone_is_its_sum),
         cmocka_unit_test(without_overlap_a_step_is_a_sum),
         cmocka_unit_test(a_slow_link_is_what_it_carries),
+        cmocka_unit_test(a_slow_way_home_is_what_it_carries),
+        cmocka_unit_test(one_slot_takes_turns),
+        cmocka_unit_test(passes_in_the_middle_are_alike),
         cmocka_unit_test(a_slow_update_is_the_step),
         cmocka_unit_test(more_is_never_slower),
         cmocka_unit_test(spans_are_the_time_line),
