@@ -43,7 +43,8 @@ typedef struct fb_plan_request {
     X(GRADIENTS, "gradients")          X(ACCUMULATORS, "gradients between passes, fp32") \
     X(SLABS, "gradient slabs")         X(STAGING, "embedding rows")                   \
     X(INPUTS, "block inputs")          X(ROWS, "embedding gradients between passes")  \
-    X(BATCH, "batch")                  X(RUNTIME, "runtime and libraries")
+    X(BATCH, "batch")                  X(SAVE_BUFFER, "save buffer")                      \
+    X(RUNTIME, "runtime and libraries")
 
 #define FB_PLAN_ENUM_D(name, text) FB_DEV_##name,
 #define FB_PLAN_ENUM_H(name, text) FB_HOST_##name,

@@ -1,5 +1,6 @@
 /* plan_report.c - `forebay plan`: the byte ledger of a config, before anything is allocated. */
 #include "base/clock.h"
+#include "run/checkpoint_write.h"
 #include "run/dataset.h"
 #include "run/job.h"
 #include "run/session.h"
@@ -48,13 +49,31 @@ static json_t *ledger(const fb_region *r, int n)
     return o;
 }
 
-static fb_status report_json(const fb_session *s, double step_seconds, const fb_error *short_of, const fb_sink *sink, fb_error *err)
+/* ---- checkpoints ---- */
+
+static const double DISK_RATE = 1e9; /* bytes a second; nothing is measured */
+
+static fb_dtype saved_dtype(const fb_session *s, const fb_options *o)
+{
+    return o->save_dtype == FB_DTYPE_AUTO ? s->manifest.cfg.dtype : (fb_dtype)o->save_dtype;
+}
+
+/* Seconds that training waits for the disk: a save has the next step's time and the buffer before an update must wait. */
+static double save_wait(const fb_session *s, const fb_options *o, double step_seconds)
+{
+    double bytes = (double)fb_checkpoint_size(&s->manifest, saved_dtype(s, o)), buffer = (double)s->plan.host[FB_HOST_SAVE_BUFFER].size;
+    double wait = (bytes - buffer) / DISK_RATE - step_seconds;
+    return wait > 0 ? wait : 0;
+}
+
+static fb_status report_json(const fb_session *s, double step_seconds, const fb_options *o, const fb_error *short_of, const fb_sink *sink, fb_error *err)
 {
     const fb_plan *p = &s->plan;
-    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i}", "fits", short_of == NULL,
+    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:I, s:f}", "fits", short_of == NULL,
         "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
         (json_int_t)p->device_bytes, "step_seconds", step_seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
-        "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass);
+        "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass,
+        "checkpoint_bytes", (json_int_t)fb_checkpoint_size(&s->manifest, saved_dtype(s, o)), "save_wait_seconds", save_wait(s, o, step_seconds));
     return fb_say_json(sink, root, err);
 }
 
@@ -81,6 +100,9 @@ static void report_text(const fb_session *s, double step_seconds, const fb_optio
     fb_say(sink, FB_SAY_RESULT, "about %.2g s a step, by the products alone, at the rate of a short look at this machine", step_seconds);
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, sink);
     report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, sink);
+    double bytes = (double)fb_checkpoint_size(&s->manifest, saved_dtype(s, o));
+    fb_say(sink, FB_SAY_RESULT, "a checkpoint has %.1f MiB: at 1 GB/s %.1f s in the background, of which training waits about %.1f s",
+           bytes / 0x1p20, bytes / DISK_RATE, save_wait(s, o, step_seconds));
 }
 
 fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
@@ -92,7 +114,7 @@ fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
     double rate;
     fb_dataset data = { 0 };
     fb_session s = { 0 };
-    fb_session_request r = { .options = o, .train = true, .row_len = o->cutoff_len };
+    fb_session_request r = { .options = o, .train = true, .saves = o->save_strategy != FB_SAVE_NO, .row_len = o->cutoff_len };
     uint32_t rows_per_step;
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     FB_TRY(fb_session_open(&s, o->model_name_or_path, err));
@@ -107,7 +129,7 @@ fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)
         FB_TRY(fb_fail(err, st, "%s", short_of.msg));
     bool fits = st == FB_OK;
     if (json)
-        FB_TRY(report_json(&s, s.step_flops / rate, fits ? NULL : &short_of, &j->sink, err));
+        FB_TRY(report_json(&s, s.step_flops / rate, o, fits ? NULL : &short_of, &j->sink, err));
     else
         report_text(&s, s.step_flops / rate, o, &j->sink);
     st = fits ? FB_OK : fb_fail(err, FB_NOFIT, "%s", short_of.msg);

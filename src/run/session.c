@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "device/cpu/cpu.h"
 #include "io/file.h"
+#include "run/saver.h"
 
 /* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
 static const uint64_t RUNTIME_BYTES = 8u << 20;
@@ -56,6 +57,30 @@ static uint64_t arena_budget(const fb_session *s, const fb_options *o)
     return budget > s->info.memory_overhead ? budget - s->info.memory_overhead : budget ? 1 : 0;
 }
 
+/* The buffer of checkpoints takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half
+ * of that: what is free now is promised to nobody. */
+static fb_status add_save_buffer(fb_session *s, const fb_session_request *r, uint64_t ram_budget, fb_error *err)
+{
+    const fb_options *o = r->options;
+    fb_plan *p = &s->plan;
+    uint64_t taken = p->host_bytes + (s->info.unified ? p->device_bytes : 0), left = ram_budget > taken ? ram_budget - taken : 0;
+    uint64_t most = fb_saver_buffer_most(&s->manifest), least = fb_saver_buffer_least(), size = most;
+    if (!ram_budget)
+        left = UINT64_MAX;
+    if (o->save_buffer == FB_SIZE_MOST && left / (o->ram_budget ? 1 : 2) < most)
+        size = left / (o->ram_budget ? 1 : 2);
+    else if (o->save_buffer < most)
+        size = o->save_buffer;
+    size = size / least * least;
+    size = size < least ? least : size;
+    p->host[FB_HOST_SAVE_BUFFER].size = size;
+    p->host_bytes += size;
+    if (size > left)
+        return fb_fail(err, FB_NOFIT, "plan: the save buffer takes %.1f MiB, ram_budget leaves %.1f MiB for it; raise ram_budget, or set %s",
+                       (double)size / 0x1p20, (double)left / 0x1p20, size > least ? "save_buffer: auto" : "save_strategy: no");
+    return FB_OK;
+}
+
 fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -74,7 +99,9 @@ fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *
         .hbm_budget = arena_budget(s, o), .ram_budget = o->ram_budget ? o->ram_budget : fb_memory_available(),
     };
     s->step_flops = fb_plan_step_flops(&p);
-    st = fb_plan_build(&s->plan, &p, err);
+    FB_TRY(fb_plan_build(&s->plan, &p, err));
+    if (r->train && r->saves)
+        FB_TRY(add_save_buffer(s, r, p.ram_budget, err));
 done:
     return st;
 }

@@ -2,16 +2,19 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <xxhash.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "config/parse.h"
+#include "io/sums.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
 #include "run/dataset.h"
 #include "run/evaluate.h"
 #include "run/export.h"
+#include "run/identity.h"
 #include "run/job.h"
+#include "run/saver.h"
 #include "run/session.h"
 #include "run/sink.h"
 #include "run/trainlog.h"
@@ -25,12 +28,12 @@ typedef struct trainer {
     fb_loader        *rows, *eval_rows;
     fb_trainlog       log;
     fb_lr             lr;
-    fb_progress       at;
+    fb_progress       at;               /* loss_sum, n_learned: since the log's last line */
+    json_t           *identity;         /* what a resume must agree on */
+    fb_saver         *saver;
     fb_dtype          save_dtype;
     double            started;
     double            elapsed_before;   /* by earlier starts of this run */
-    double            loss_sum;         /* since the last line */
-    uint64_t          n_learned;
     bool              already_finished;
 } trainer;
 
@@ -62,16 +65,6 @@ static fb_lr schedule(const fb_options *o, uint64_t total)
     if (!s.n_stable && total > s.n_warmup + s.n_decay) /* transformers: what warmup and decay leave */
         s.n_stable = total - s.n_warmup - s.n_decay;
     return s;
-}
-
-/* Of the data and of what decides their order and the arithmetic's cut: a resume must agree on these. */
-static void fingerprint(char out[17], const fb_options *o, const fb_tokens *tokens, fb_dtype act, uint64_t total)
-{
-    uint32_t rows, micro_rows, n_micro;
-    fb_session_batch(o, &rows, &micro_rows, &n_micro);
-    const uint64_t facts[] = { tokens->n_token, tokens->n_doc, tokens->checksum, o->seed, o->disable_shuffling,
-                               fb_dataset_packing(o), o->cutoff_len, rows, micro_rows, act, total };
-    snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits(facts, sizeof facts));
 }
 
 static fb_status open_rows(trainer *t, fb_session_request *r, fb_error *err)
@@ -106,41 +99,42 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     const char *asked = t->o->resume_from_checkpoint;
     char final_state[FB_PATH_SIZE];
     fb_progress found;
+    json_t *identity = NULL;
     bool newest = false, is_path = asked && !fb_parse_bool(asked, &newest);
     dir[0] = 0;
     if (!newest && !is_path)
         return FB_OK;
     FB_TRY(fb_path_join(final_state, sizeof final_state, t->o->output_dir, "trainer_state.json", err));
-    if (newest && fb_file_exists(final_state)) {
-        FB_TRY(fb_checkpoint_read_progress(&found, t->o->output_dir, err));
-        if (found.finished && !strcmp(found.fingerprint, t->at.fingerprint) && holds_model(t)) {
+    if (newest && fb_file_exists(final_state) && fb_checkpoint_read_progress(&found, &identity, t->o->output_dir, NULL) == FB_OK) {
+        if (found.finished && fb_identity_check(identity, t->identity, final_state, NULL) == FB_OK && holds_model(t)) {
             t->already_finished = true;
-            return FB_OK;
+            goto done;
         }
+        json_decref(identity);
+        identity = NULL;
     }
-    if (is_path)
-        FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
-    else
-        FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, err));
+    if (is_path) {
+        FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, "", err));
+        dir[strlen(dir) - 1] = 0; /* the slash */
+        FB_TRY(fb_sums_verify(dir, err));
+    } else
+        FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, t->sink, err));
     if (!dir[0])
-        return FB_OK;
-    FB_TRY(fb_checkpoint_read_progress(&found, dir, err));
-    if (strcmp(found.fingerprint, t->at.fingerprint))
-        FB_TRY(fb_fail(err, FB_CONFIG, "%s: was made with other data, another batch, seed, dtype or number of steps; use the "
-                       "same, or resume_from_checkpoint: false", dir));
+        goto done;
+    FB_TRY(fb_checkpoint_read_progress(&found, &identity, dir, err));
+    FB_TRY(fb_identity_check(identity, t->identity, dir, err));
     found.finished = false;
     t->at = found;
 done:
+    json_decref(identity);
     return st;
 }
 
 /* Checkpoints of another run would be taken for this one's at the next resume. */
 static fb_status clear_earlier_run(const fb_options *o, fb_error *err)
 {
-    char newest[FB_PATH_SIZE];
-    fb_status st = fb_checkpoint_find(newest, o->output_dir, err);
-    if (st != FB_OK || !newest[0])
-        return st;
+    if (!fb_checkpoint_any(o->output_dir))
+        return FB_OK;
     if (!o->overwrite_output_dir)
         return fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from "
                        "them, or overwrite_output_dir: true to remove them", o->output_dir);
@@ -153,7 +147,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
-    fb_session_request r = { .options = o, .train = true, .trace_steps = o->trace ? TRACE_STEPS : 0 };
+    fb_session_request r = { .options = o, .train = true, .saves = o->save_strategy != FB_SAVE_NO, .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
     t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
@@ -166,13 +160,16 @@ static fb_status set_up(trainer *t, fb_error *err)
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
     t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
     t->at.total_steps = steps_in_all(o, t->at.steps_per_epoch);
-    fingerprint(t->at.fingerprint, o, &t->data.train, t->session.act, t->at.total_steps);
+    t->identity = fb_identity_new(o, c, &t->data.train, t->at.total_steps);
+    if (!t->identity)
+        FB_TRY(fb_fail(err, FB_NOMEM, "no memory for what the run is"));
     t->lr = schedule(o, t->at.total_steps);
     FB_TRY(find_resume(t, resume, err));
     if (t->already_finished)
         goto done;
     if (!resume[0])
         FB_TRY(clear_earlier_run(o, err));
+    FB_TRY(fb_checkpoint_sweep(o->output_dir, t->sink, err));
     FB_TRY(fb_session_start(&t->session, &r, err));
     if (resume[0]) {
         FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
@@ -181,6 +178,10 @@ static fb_status set_up(trainer *t, fb_error *err)
         fb_say(t->sink, FB_SAY_PROGRESS, "resumed from %s at step %llu", resume, (unsigned long long)t->at.data_step);
     }
     FB_TRY(fb_trainlog_open(&t->log, o->output_dir, t->at.data_step, err));
+    FB_TRY(fb_saver_new(&t->saver, &(fb_saver_options){ .state = &t->session.state, .output_dir = o->output_dir,
+        .model_dir = o->model_name_or_path, .save_dtype = t->save_dtype, .n_kept = o->save_total_limit,
+        .last_block_first = o->max_grad_norm == 0, .buffer_size = t->session.plan.host[FB_HOST_SAVE_BUFFER].size }, err));
+    fb_engine_before_update(t->session.engine, fb_saver_before_update, t->saver);
 done:
     return st;
 }
@@ -217,7 +218,7 @@ static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double
 {
     double seconds = elapsed(t), done = (double)t->at.data_step;
     json_t *line = common_fields(t);
-    double mean = t->n_learned ? t->loss_sum / (double)t->n_learned : NAN;
+    double mean = t->at.n_learned ? t->at.loss_sum / (double)t->at.n_learned : NAN;
     json_object_set_new(line, "loss", fb_json_real(mean));
     json_object_set_new(line, "grad_norm", fb_json_real(r->grad_norm));
     json_object_set_new(line, "learning_rate", fb_json_real(lr));
@@ -231,8 +232,8 @@ static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double
     json_object_set_new(line, "skipped", json_boolean(!r->updated));
     fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s", (unsigned long long)t->at.data_step,
            (unsigned long long)t->at.total_steps, mean, r->grad_norm, lr, (double)r->n_token / step_seconds);
-    t->loss_sum = 0;
-    t->n_learned = 0;
+    t->at.loss_sum = 0;
+    t->at.n_learned = 0;
     return fb_trainlog_write(&t->log, line, err);
 }
 
@@ -259,8 +260,8 @@ static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *e
     if (r->updated) {
         t->at.update_step++;
         t->at.nonfinite_in_a_row = 0;
-        t->loss_sum += r->loss_sum;
-        t->n_learned += r->n_learned;
+        t->at.loss_sum += r->loss_sum;
+        t->at.n_learned += r->n_learned;
         return FB_OK;
     }
     char rows[128];
@@ -284,12 +285,44 @@ static bool due(int strategy, uint32_t every, const trainer *t)
     return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
 }
 
+/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to. */
+static fb_status look_at_save(trainer *t, fb_error *err)
+{
+    fb_saver_report r;
+    fb_error why;
+    fb_status st;
+    if (!fb_saver_ended(t->saver, &r, &st, &why))
+        return FB_OK;
+    if (st != FB_OK)
+        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint before "
+                       "with resume_from_checkpoint: true", why.msg, (unsigned long long)r.step);
+    fb_say(t->sink, FB_SAY_PROGRESS, "checkpoint-%llu: %.1f MiB in %.2f s, training waited %.2f s for it", (unsigned long long)r.step,
+           (double)r.bytes / 0x1p20, r.seconds, r.waited);
+    return FB_OK;
+}
+
+static fb_status finish_save(trainer *t, fb_error *err)
+{
+    fb_saver_wait(t->saver);
+    return look_at_save(t, err);
+}
+
 static fb_status save(trainer *t, fb_error *err)
 {
+    fb_status st = FB_OK;
+    if (fb_saver_is_busy(t->saver))
+        fb_say(t->sink, FB_SAY_PROGRESS, "step %llu: waits until the checkpoint before is whole", (unsigned long long)t->at.data_step);
+    FB_TRY(finish_save(t, err));
     fb_engine_settle(t->session.engine);
     t->at.elapsed = elapsed(t);
     t->at.rope = *fb_engine_rope(t->session.engine);
-    return fb_checkpoint_save(&t->session.state, &t->at, t->o, t->save_dtype, err);
+    char *state = fb_checkpoint_progress_text(&t->at, t->identity);
+    if (!state)
+        FB_TRY(fb_fail(err, FB_NOMEM, "checkpoint: no memory for trainer_state.json"));
+    FB_TRY(fb_trainlog_sync(&t->log, err));
+    FB_TRY(fb_saver_begin(t->saver, t->at.data_step, state, err));
+done:
+    return st;
 }
 
 static fb_status one_step(trainer *t, fb_error *err)
@@ -309,6 +342,7 @@ static fb_status one_step(trainer *t, fb_error *err)
         FB_TRY(log_step(t, &r, lr, elapsed(t) - before, err));
     if (t->eval_rows && (due(o->eval_strategy, o->eval_steps, t) || (last && o->eval_strategy != FB_SAVE_NO)))
         FB_TRY(evaluate(t, err));
+    FB_TRY(look_at_save(t, err));
     if (due(o->save_strategy, o->save_steps, t))
         FB_TRY(save(t, err));
 done:
@@ -323,6 +357,7 @@ static fb_status steps(trainer *t, fb_error *err)
             return st;
         if (t->job->stop && t->at.data_step < t->at.total_steps) {
             st = due(t->o->save_strategy, t->o->save_steps, t) ? FB_OK : save(t, err);
+            st = st == FB_OK ? finish_save(t, err) : st;
             return st != FB_OK ? st : fb_fail(err, FB_STOPPED, "stopped after step %llu of %llu, checkpoint saved in %s; go on with "
                 "resume_from_checkpoint: true", (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps, t->o->output_dir);
         }
@@ -334,6 +369,7 @@ static fb_status finish(trainer *t, fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_session *s = &t->session;
+    FB_TRY(finish_save(t, err));
     fb_engine_settle(s->engine);
     t->at.finished = true;
     t->at.elapsed = elapsed(t);
@@ -345,7 +381,7 @@ static fb_status finish(trainer *t, fb_error *err)
     if (t->o->trace)
         FB_TRY(fb_trace_write(s->trace, t->o->trace, err));
     FB_TRY(fb_session_write_memory(s, t->o->output_dir, err));
-    FB_TRY(fb_checkpoint_write_progress(&t->at, t->o->output_dir, err));
+    FB_TRY(fb_checkpoint_write_progress(&t->at, t->identity, t->o->output_dir, err));
     FB_TRY(fb_export_model(&s->state, t->o->model_name_or_path, t->o->output_dir, t->save_dtype, err));
     fb_say(t->sink, FB_SAY_RESULT, "the model is in %s", t->o->output_dir);
 done:
@@ -366,6 +402,10 @@ fb_status fb_train(fb_job *j, fb_error *err)
     FB_TRY(finish(&t, err));
 done:
     fb_trainlog_close(&t.log);
+    fb_engine_free(t.session.engine); /* its workers may wait for the saver, which reads the state */
+    t.session.engine = NULL;
+    fb_saver_free(t.saver);
+    json_decref(t.identity);
     fb_session_close(&t.session);
     fb_loader_free(t.rows);
     fb_loader_free(t.eval_rows);

@@ -162,6 +162,11 @@ void fb_engine_settle(fb_engine *e)
         fb_updater_wait_all(e->updater);
 }
 
+void fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx)
+{
+    fb_updater_set_before(e->updater, fn, ctx);
+}
+
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
 {
     assert(i < e->o.n_micro);

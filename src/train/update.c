@@ -34,6 +34,8 @@ struct fb_updater {
     pthread_t      *threads;
     uint32_t        n_thread, n_running; /* a thread's number is how many ran before it */
     fb_trace       *trace;
+    fb_before_update before;
+    void           *before_ctx;
     bool            stop;
     pthread_mutex_t lock;
     pthread_cond_t  work, clean;
@@ -110,6 +112,8 @@ static void *worker_main(void *arg)
         if (u->block_state[j->block] != FB_STATE_UPDATING)
             fb_host_block_move(&u->block_state[j->block], FB_STATE_UPDATING);
         pthread_mutex_unlock(&u->lock);
+        if (u->before)
+            u->before(u->before_ctx, j->block, first, n);
         double since = fb_trace_now(u->trace);
         update_chunk(u, j, first, n);
         fb_trace_update(u->trace, worker, j->block, n, since);
@@ -127,6 +131,15 @@ void fb_updater_set_trace(fb_updater *u, fb_trace *trace)
     pthread_mutex_lock(&u->lock);
     assert(u->head == u->tail);
     u->trace = trace;
+    pthread_mutex_unlock(&u->lock);
+}
+
+void fb_updater_set_before(fb_updater *u, fb_before_update fn, void *ctx)
+{
+    pthread_mutex_lock(&u->lock);
+    assert(u->head == u->tail);
+    u->before = fn;
+    u->before_ctx = ctx;
     pthread_mutex_unlock(&u->lock);
 }
 

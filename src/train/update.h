@@ -21,6 +21,10 @@ void      fb_updater_free(fb_updater *u); /* waits for the jobs in hand; NULL is
 /* Before the first job.  The trace has as many workers, and outlives the updater; NULL: none. */
 void      fb_updater_set_trace(fb_updater *u, fb_trace *trace);
 
+/* Called before elements of a block are changed, by the worker that is to change them; it may wait.  Before the first job. */
+typedef void (*fb_before_update)(void *ctx, uint32_t block, uint64_t first, uint64_t n);
+void      fb_updater_set_before(fb_updater *u, fb_before_update fn, void *ctx);
+
 /* The next jobs' hyperparameters.  No job may be in hand. */
 void fb_updater_begin(fb_updater *u, const fb_adamw *a);
 /* CLEAN -> LANDING: a download of the block's gradient has been enqueued. */
