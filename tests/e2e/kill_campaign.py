@@ -16,7 +16,7 @@ from pathlib import Path
 from fb_checkpoint import make_model, make_rows
 from fb_command import FOREBAY, HANG_SECONDS, options, read_log, write_rows, write_yaml
 
-STEPS = 40
+STEPS = 24
 TIMES = ("step_time", "tokens_per_second", "elapsed_time", "remaining_time")
 KINDS = [dict(compute_dtype=dtype, max_grad_norm=norm, save_dtype=save)
          for dtype, norm, save in (("float32", "1.0", "float32"), ("bfloat16", "1.0", "bfloat16"), ("bfloat16", "0", "bfloat16"))]
@@ -27,7 +27,7 @@ def prepare(folder):
     model = make_model(folder / "model", hidden_size=128, intermediate_size=256, vocab_size=1024, num_hidden_layers=6)
     (model / "tokenizer_config.json").write_text(json.dumps(dict(chat_template="none" * 100)))
     return dict(model=model, dataset=write_rows(folder / "rows.jsonl", make_rows(32, vocab=1024, length=(60, 100))),
-                num_train_epochs=5, disable_shuffling=False, save_strategy="steps", save_total_limit=3, logging_steps=3)
+                num_train_epochs=3, disable_shuffling=False, save_strategy="steps", save_total_limit=3, logging_steps=3)
 
 
 def newest(out):
