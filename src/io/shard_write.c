@@ -37,7 +37,7 @@ struct fb_shard_writer {
 };
 
 /* Bytes that are sent to the disk at a time. */
-static const uint64_t WINDOW = 16u << 20;
+static const uint64_t WINDOW = 32u << 20;
 
 static const char temporary_suffix[] = ".tmp";
 

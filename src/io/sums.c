@@ -75,7 +75,6 @@ static fb_status sum_file(uint64_t *size, char digits[FB_SUM_DIGITS + 1], const 
         if (n < 0)
             FB_TRY(fb_fail_file(err, failure, path, "cannot be read at byte %llu: %s", (unsigned long long)*size, strerror(errno)));
         XXH3_128bits_update(sum, buffer, (size_t)n);
-        posix_fadvise(fd, (off_t)*size, n, POSIX_FADV_DONTNEED);
         *size += (uint64_t)n;
     }
     fb_sums_digits(digits, XXH3_128bits_digest(sum));

@@ -77,10 +77,16 @@ static json_t *schedule_facts(const fb_options *o, uint64_t total_steps)
     return facts;
 }
 
-json_t *fb_identity_new(const fb_options *o, const fb_model_config *c, const fb_tokens *tokens, uint64_t total_steps)
+json_t *fb_identity_new(const fb_options *o, const fb_model_config *c, const fb_tokens *tokens, fb_dtype act, uint64_t total_steps)
 {
-    return json_pack("{s:o, s:o, s:o}", groups[0], model_facts(c), groups[1], data_facts(o, tokens), groups[2],
-                     schedule_facts(o, total_steps));
+    return json_pack("{s:o, s:o, s:o, s:s}", groups[0], model_facts(c), groups[1], data_facts(o, tokens), groups[2],
+                     schedule_facts(o, total_steps), "compute_dtype", fb_dtype_hf_str(act));
+}
+
+const char *fb_identity_other_dtype(const json_t *then, const json_t *now)
+{
+    const json_t *was = json_object_get(then, "compute_dtype");
+    return json_equal(was, json_object_get(now, "compute_dtype")) ? NULL : json_is_string(was) ? json_string_value(was) : "another";
 }
 
 /* A value as it is written; "nothing" where there is none. */

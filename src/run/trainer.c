@@ -123,6 +123,10 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
         goto done;
     FB_TRY(fb_checkpoint_read_progress(&found, &identity, dir, err));
     FB_TRY(fb_identity_check(identity, t->identity, dir, err));
+    const char *dtype = fb_identity_other_dtype(identity, t->identity);
+    if (dtype)
+        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had", dir, dtype,
+               fb_dtype_hf_str(t->session.act));
     found.finished = false;
     t->at = found;
 done:
@@ -160,7 +164,7 @@ static fb_status set_up(trainer *t, fb_error *err)
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
     t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
     t->at.total_steps = steps_in_all(o, t->at.steps_per_epoch);
-    t->identity = fb_identity_new(o, c, &t->data.train, t->at.total_steps);
+    t->identity = fb_identity_new(o, c, &t->data.train, t->session.act, t->at.total_steps);
     if (!t->identity)
         FB_TRY(fb_fail(err, FB_NOMEM, "no memory for what the run is"));
     t->lr = schedule(o, t->at.total_steps);

@@ -183,6 +183,12 @@ def test_how_it_runs_may_change(more, stopped, finished, kind):
     ends_alike(stopped, finished)
 
 
+def test_another_compute_dtype_is_warned_about(stopped, kind):
+    """A resume on another back end may have another one by itself."""
+    result = resume(stopped, kind, compute_dtype="float32")
+    assert result.code == 0 and "checkpoint-8: was computed in bfloat16, the run goes on in float32" in result.err
+
+
 # ---- a disk that is full ----
 
 def limit_files():
