@@ -188,7 +188,8 @@ static fb_status verify_file(const char *dir, const json_t *entry, fb_error *err
     char path[FB_PATH_SIZE], digits[FB_SUM_DIGITS + 1];
     uint64_t size;
     json_int_t want_size;
-    if (json_unpack((json_t *)entry, "{s:s, s:I, s:s}", "name", &name, "size", &want_size, "xxh3_128", &want) != 0 || strchr(name, '/'))
+    if (json_unpack((json_t *)entry, "{s:s, s:I, s:s}", "name", &name, "size", &want_size, "xxh3_128", &want) != 0
+        || strchr(name, '/'))
         FB_TRY(fb_fail_file(err, FB_INPUT, dir, "an entry of manifest.json is not as forebay writes it"));
     FB_TRY(fb_path_join(path, sizeof path, dir, name, err));
     FB_TRY(sum_file(&size, digits, path, FB_INPUT, err));

@@ -1,6 +1,6 @@
 #include "run/checkpoint.h"
 
-#include <assert.h>
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,65 +15,107 @@
 #include "run/masters.h"
 #include "run/sink.h"
 
-enum { PIECE = 1 << 16, STATE_SIZE_MAX = 64 << 20 };
+enum { CHUNK = 1 << 18, PIECE = 1 << 12, STATE_SIZE_MAX = 64 << 20 }; /* elements a task loads, and at a time */
 static const char state_file[] = "trainer_state.json";
 
 /* ---- masters and moments ---- */
 
-static fb_status put(fb_state *s, fb_plan_host_region part, const fb_param *p, uint64_t at, uint64_t n, const float *f, const char *dir, fb_error *err)
+/* Where one component of the state comes from. */
+typedef struct source {
+    fb_plan_host_region part;
+    const fb_masters   *masters; /* FB_HOST_WEIGHTS */
+    const fb_shard     *moments; /* the others */
+} source;
+
+typedef struct load {
+    fb_state       *state;
+    const source   *from;
+    const fb_param *param;
+    fb_error       *err;
+    fb_status       failed;  /* of the task that took `fails` */
+    bool            fails;
+} load;
+
+static fb_status load_piece(const load *l, uint64_t first, uint64_t n, fb_error *err)
 {
-    for (uint64_t j = 0; j < n; j++)
-        if (!isfinite(f[j]))
-            return fb_fail(err, FB_INPUT, "%s: '%s' is not finite at element %llu; take an earlier checkpoint", dir, p->name,
-                           (unsigned long long)(at + j));
-    return fb_state_put(s, part, p->block, p->offset + at, n, f, err);
+    float f[PIECE];
+    if (l->from->masters)
+        fb_masters_read(l->from->masters, l->param, first, n, f);
+    else
+        memcpy(f, (const char *)fb_shard_find(l->from->moments, l->param->name)->data + first * sizeof *f, n * sizeof *f);
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(f[i]))
+            return fb_fail(err, FB_INPUT, "'%s' is not finite at element %llu; take an earlier checkpoint", l->param->name,
+                           (unsigned long long)(first + i));
+    uint32_t block = l->param->block;
+    uint64_t at = l->param->offset + first;
+    if (fb_state_on_device(l->state, block))
+        return fb_state_put(l->state, l->from->part, block, at, n, f, err);
+    if (l->from->masters)
+        fb_state_write(l->state, block, at, n, f);
+    else
+        memcpy(fb_state_at(l->state, l->from->part, block, at), f, n * sizeof *f);
+    return FB_OK;
 }
 
-static fb_status load_moments(fb_state *s, fb_plan_host_region part, const char *dir, const char *file, float *piece, fb_error *err)
+static void load_chunk(void *ctx, uint64_t task, uint32_t worker)
+{
+    (void)worker;
+    load *l = ctx;
+    fb_error err;
+    uint64_t n = l->param->rows * l->param->cols, end = (task + 1) * CHUNK < n ? (task + 1) * CHUNK : n;
+    fb_status st = FB_OK;
+    for (uint64_t at = task * CHUNK; at < end && st == FB_OK; at += PIECE)
+        st = load_piece(l, at, end - at < PIECE ? end - at : PIECE, &err);
+    if (st == FB_OK || __atomic_exchange_n(&l->fails, true, __ATOMIC_RELAXED)) /* the first to fail tells */
+        return;
+    l->failed = st;
+    if (l->err)
+        *l->err = err;
+}
+
+static fb_status load_part(fb_state *s, const source *from, fb_team *team, fb_error *err)
+{
+    for (uint32_t i = 0; i < s->manifest->n_param; i++) {
+        const fb_param *p = &s->manifest->params[i];
+        uint64_t n_task = (p->rows * p->cols + CHUNK - 1) / CHUNK;
+        load l = { .state = s, .from = from, .param = p, .err = err };
+        if (!fb_state_on_device(s, p->block))
+            fb_team_run(team, n_task, load_chunk, &l);
+        else
+            for (uint64_t task = 0; task < n_task && !l.fails; task++)
+                load_chunk(&l, task, 0);
+        if (l.fails)
+            return l.failed;
+    }
+    return FB_OK;
+}
+
+static fb_status load_moments(fb_state *s, fb_plan_host_region part, const char *dir, const char *file, fb_team *team, fb_error *err)
 {
     fb_status st = FB_OK;
-    const fb_manifest *m = s->manifest;
     char path[FB_PATH_SIZE];
     fb_shard *shard = NULL;
     FB_TRY(fb_path_join(path, sizeof path, dir, file, err));
     FB_TRY(fb_shard_open(&shard, path, err));
-    for (uint32_t i = 0; i < m->n_param; i++) {
-        const fb_param *p = &m->params[i];
-        FB_TRY(fb_check_tensor(shard, p, FB_F32, err));
-        const unsigned char *data = fb_shard_find(shard, p->name)->data;
-        for (uint64_t at = 0, n = p->rows * p->cols, k; at < n; at += k) {
-            k = n - at < PIECE ? n - at : PIECE;
-            memcpy(piece, data + at * sizeof *piece, k * sizeof *piece);
-            FB_TRY(put(s, part, p, at, k, piece, path, err));
-        }
-    }
+    for (uint32_t i = 0; i < s->manifest->n_param; i++)
+        FB_TRY(fb_check_tensor(shard, &s->manifest->params[i], FB_F32, err));
+    FB_TRY(load_part(s, &(source){ .part = part, .moments = shard }, team, err));
 done:
     fb_shard_close(shard);
     return st;
 }
 
-fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err)
+fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_team *team, fb_error *err)
 {
     fb_status st = FB_OK;
-    const fb_manifest *m = s->manifest;
     fb_masters masters = { 0 };
-    float *piece = malloc(PIECE * sizeof *piece);
-    if (!piece)
-        FB_TRY(fb_fail(err, FB_NOMEM, "checkpoint: no memory for a buffer"));
-    FB_TRY(fb_masters_open(&masters, m, dir, err));
-    for (uint32_t i = 0; i < m->n_param; i++) {
-        const fb_param *p = &m->params[i];
-        for (uint64_t at = 0, n = p->rows * p->cols, k; at < n; at += k) {
-            k = n - at < PIECE ? n - at : PIECE;
-            fb_masters_read(&masters, p, at, k, piece);
-            FB_TRY(put(s, FB_HOST_WEIGHTS, p, at, k, piece, dir, err));
-        }
-    }
-    FB_TRY(load_moments(s, FB_HOST_M, dir, fb_adam_m_file, piece, err));
-    FB_TRY(load_moments(s, FB_HOST_V, dir, fb_adam_v_file, piece, err));
+    FB_TRY(fb_masters_open(&masters, s->manifest, dir, err));
+    FB_TRY(load_part(s, &(source){ .part = FB_HOST_WEIGHTS, .masters = &masters }, team, err));
+    FB_TRY(load_moments(s, FB_HOST_M, dir, fb_adam_m_file, team, err));
+    FB_TRY(load_moments(s, FB_HOST_V, dir, fb_adam_v_file, team, err));
 done:
     fb_masters_close(&masters);
-    free(piece);
     return st;
 }
 
@@ -153,10 +195,11 @@ done:
 static int64_t step_of(const char *name, const char *suffix)
 {
     char *end;
-    if (strncmp(name, "checkpoint-", 11) || name[11] < '0' || name[11] > '9' || (name[11] == '0' && name[12] >= '0' && name[12] <= '9'))
+    const char *digits = name + 11;
+    if (strncmp(name, "checkpoint-", 11) || !isdigit((unsigned char)*digits) || (*digits == '0' && isdigit((unsigned char)digits[1])))
         return -1;
     errno = 0;
-    long long n = strtoll(name + 11, &end, 10);
+    long long n = strtoll(digits, &end, 10);
     return strcmp(end, suffix) || errno ? -1 : n;
 }
 
@@ -195,7 +238,12 @@ fb_status fb_checkpoint_publish(const char *output_dir, uint64_t step, fb_error 
     FB_TRY(fb_dir_sync(unfinished, err));
     /* Where an earlier run left this very step, the two change places: at no moment is there neither. */
     bool exists = access(dir, F_OK) == 0;
-    if (renameat2(AT_FDCWD, unfinished, AT_FDCWD, dir, exists ? RENAME_EXCHANGE : 0) != 0)
+    int failed = renameat2(AT_FDCWD, unfinished, AT_FDCWD, dir, exists ? RENAME_EXCHANGE : 0);
+    if (failed && exists && (errno == EINVAL || errno == ENOSYS)) { /* a file system that cannot exchange */
+        FB_TRY(fb_dir_remove(dir, err));
+        failed = rename(unfinished, dir);
+    }
+    if (failed)
         FB_TRY(fb_fail(err, FB_IO, "%s: cannot be renamed into place: %s", unfinished, strerror(errno)));
     FB_TRY(fb_dir_sync(output_dir, err));
     if (exists)
@@ -204,45 +252,65 @@ done:
     return st;
 }
 
-/* Oldest first, until at most n_kept are left. */
-static fb_status remove_down_to(const char *output_dir, const char *suffix, int64_t up_to, uint32_t n_kept, fb_error *err)
+/* Under the name of an unfinished one first: killed on the way, it is not taken for a checkpoint. */
+static fb_status remove_checkpoint(const char *output_dir, int64_t step, fb_error *err)
 {
-    char dir[FB_PATH_SIZE];
+    fb_status st = FB_OK;
+    char dir[FB_PATH_SIZE], unfinished[FB_PATH_SIZE];
+    FB_TRY(fb_checkpoint_folder(dir, output_dir, (uint64_t)step, "", err));
+    FB_TRY(fb_checkpoint_folder(unfinished, output_dir, (uint64_t)step, ".tmp", err));
+    FB_TRY(fb_dir_remove(unfinished, err));
+    if (rename(dir, unfinished) != 0)
+        FB_TRY(fb_fail(err, FB_IO, "%s: cannot be renamed to be removed: %s", dir, strerror(errno)));
+    FB_TRY(fb_dir_remove(unfinished, err));
+done:
+    return st;
+}
+
+/* Oldest first, until at most n_kept are left. */
+static fb_status remove_down_to(const char *output_dir, int64_t up_to, uint32_t n_kept, fb_error *err)
+{
     int64_t oldest, newest;
-    while (scan(output_dir, suffix, up_to, &oldest, &newest) > n_kept) {
-        fb_status st = fb_checkpoint_folder(dir, output_dir, (uint64_t)oldest, suffix, err);
-        if (st == FB_OK)
-            st = fb_dir_remove(dir, err);
-        if (st != FB_OK)
-            return st;
-    }
-    return FB_OK;
+    fb_status st = FB_OK;
+    while (st == FB_OK && scan(output_dir, "", up_to, &oldest, &newest) > n_kept)
+        st = remove_checkpoint(output_dir, oldest, err);
+    return st;
 }
 
 fb_status fb_checkpoint_prune(const char *output_dir, uint64_t step, uint32_t n_kept, fb_error *err)
 {
-    return n_kept ? remove_down_to(output_dir, "", (int64_t)step, n_kept, err) : FB_OK;
+    return n_kept ? remove_down_to(output_dir, (int64_t)step, n_kept, err) : FB_OK;
 }
 
 fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err)
 {
-    return remove_down_to(output_dir, "", INT64_MAX, 0, err);
+    return remove_down_to(output_dir, INT64_MAX, 0, err);
 }
 
 fb_status fb_checkpoint_sweep(const char *output_dir, const fb_sink *sink, fb_error *err)
 {
+    fb_status st = FB_OK;
     int64_t oldest, newest;
-    if (!scan(output_dir, ".tmp", INT64_MAX, &oldest, &newest))
-        return FB_OK;
-    fb_say(sink, FB_SAY_WARNING, "%s: checkpoint-%lld.tmp was still being written when an earlier run ended; it is removed", output_dir,
-           (long long)newest);
-    return remove_down_to(output_dir, ".tmp", INT64_MAX, 0, err);
+    char dir[FB_PATH_SIZE];
+    while (scan(output_dir, ".tmp", INT64_MAX, &oldest, &newest)) {
+        FB_TRY(fb_checkpoint_folder(dir, output_dir, (uint64_t)oldest, ".tmp", err));
+        fb_say(sink, FB_SAY_WARNING, "%s: is half a checkpoint, left by a run that was killed; it is removed", dir);
+        FB_TRY(fb_dir_remove(dir, err));
+    }
+done:
+    return st;
 }
 
 bool fb_checkpoint_any(const char *output_dir)
 {
     int64_t oldest, newest;
     return scan(output_dir, "", INT64_MAX, &oldest, &newest) > 0;
+}
+
+fb_status fb_checkpoint_verify(const char *dir, const fb_sink *sink, fb_error *err)
+{
+    fb_say(sink, FB_SAY_PROGRESS, "reads %s, to see that it is whole", dir);
+    return fb_sums_verify(dir, err);
 }
 
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, const fb_sink *sink, fb_error *err)
@@ -253,7 +321,7 @@ fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, con
     uint32_t n_damaged = 0;
     for (; scan(output_dir, "", up_to, &oldest, &newest); up_to = newest - 1, n_damaged++) {
         FB_TRY(fb_checkpoint_folder(dir, output_dir, (uint64_t)newest, "", err));
-        if (fb_sums_verify(dir, &damage) == FB_OK)
+        if (fb_checkpoint_verify(dir, sink, &damage) == FB_OK)
             return FB_OK;
         fb_say(sink, FB_SAY_WARNING, "checkpoint-%lld is passed over: %s", (long long)newest, damage.msg);
     }

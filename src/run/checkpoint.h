@@ -41,18 +41,20 @@ fb_status fb_checkpoint_read_progress(fb_progress *p, json_t **identity, const c
 fb_status fb_checkpoint_folder(char dir[FB_PATH_SIZE], const char *output_dir, uint64_t step, const char *suffix, fb_error *err);
 /* Renames checkpoint-STEP.tmp, durable and whole, into place. */
 fb_status fb_checkpoint_publish(const char *output_dir, uint64_t step, fb_error *err);
-/* Of the checkpoints up to this step the newest n_kept stay; 0: all.  Later ones, of a run that was gone back in, are left alone. */
+/* Of the checkpoints up to this step the newest n_kept stay; 0: all.  Later ones, from before a run went back, are left alone. */
 fb_status fb_checkpoint_prune(const char *output_dir, uint64_t step, uint32_t n_kept, fb_error *err);
 bool      fb_checkpoint_any(const char *output_dir);
+/* Reads a checkpoint and compares every sum.  FB_INPUT: it is damaged, and where. */
+fb_status fb_checkpoint_verify(const char *dir, const fb_sink *sink, fb_error *err);
 /* The newest that is whole; those that are not are warned about and passed over.  dir is empty when there is none at all.
  * FB_INPUT: there are some, but none is whole. */
 fb_status fb_checkpoint_find(char dir[FB_PATH_SIZE], const char *output_dir, const fb_sink *sink, fb_error *err);
-/* Removes what was being written when a run died. */
+/* Removes what was being written or removed when a run died. */
 fb_status fb_checkpoint_sweep(const char *output_dir, const fb_sink *sink, fb_error *err);
 /* All checkpoint-N folders of output_dir, for a run that starts afresh. */
 fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err);
 
-/* Masters and moments.  FB_INPUT: a tensor is missing or has another shape. */
-fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_error *err);
+/* Masters and moments.  The caller is the thread that calls the device.  FB_INPUT: a tensor is missing or has another shape. */
+fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_team *team, fb_error *err);
 
 #endif

@@ -119,12 +119,14 @@ done:
     return st;
 }
 
-fb_status fb_checkpoint_writer_append(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece, fb_error *err)
+fb_status fb_checkpoint_writer_append(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece,
+                                      fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_block_desc *d = &w->manifest->blocks[block];
     for (const fb_param *p = &w->manifest->params[d->param_first]; p < &w->manifest->params[d->param_first + d->n_param]; p++) {
-        uint64_t end = p->offset + p->rows * p->cols, from = p->offset > first ? p->offset : first, to = end < first + n ? end : first + n;
+        uint64_t end = p->offset + p->rows * p->cols;
+        uint64_t from = p->offset > first ? p->offset : first, to = end < first + n ? end : first + n;
         if (from >= to)
             continue;
         FB_TRY(append_weights(w, piece, from - first, to - from, err));

@@ -27,7 +27,8 @@ typedef struct fb_piece {
 fb_status fb_checkpoint_writer_new(fb_checkpoint_writer **out, const fb_manifest *m, const uint32_t *order, const char *dir,
                                    fb_dtype save_dtype, fb_error *err);
 /* Elements [first, first + n) of a block's extent.  Blocks come in order, a block's pieces without gap. */
-fb_status fb_checkpoint_writer_append(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece, fb_error *err);
+fb_status fb_checkpoint_writer_append(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece,
+                                      fb_error *err);
 /* Everything was appended: the files are durable and in the list.  Frees w whatever happens. */
 fb_status fb_checkpoint_writer_finish(fb_checkpoint_writer *w, fb_sums *sums, fb_error *err);
 void      fb_checkpoint_writer_abandon(fb_checkpoint_writer *w); /* NULL is fine */

@@ -61,19 +61,22 @@ static fb_dtype saved_dtype(const fb_session *s, const fb_options *o)
 /* Seconds that training waits for the disk: a save has the next step's time and the buffer before an update must wait. */
 static double save_wait(const fb_session *s, const fb_options *o, double step_seconds)
 {
-    double bytes = (double)fb_checkpoint_size(&s->manifest, saved_dtype(s, o)), buffer = (double)s->plan.host[FB_HOST_SAVE_BUFFER].size;
+    double bytes = (double)fb_checkpoint_size(&s->manifest, saved_dtype(s, o));
+    double buffer = (double)s->plan.host[FB_HOST_SAVE_BUFFER].size;
     double wait = (bytes - buffer) / DISK_RATE - step_seconds;
     return wait > 0 ? wait : 0;
 }
 
-static fb_status report_json(const fb_session *s, double step_seconds, const fb_options *o, const fb_error *short_of, const fb_sink *sink, fb_error *err)
+static fb_status report_json(const fb_session *s, double step_seconds, const fb_options *o, const fb_error *short_of, const fb_sink *sink,
+                             fb_error *err)
 {
     const fb_plan *p = &s->plan;
     json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:I, s:f}", "fits", short_of == NULL,
         "reason", short_of ? short_of->msg : NULL, "host_bytes", (json_int_t)p->host_bytes, "device_bytes",
         (json_int_t)p->device_bytes, "step_seconds", step_seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
         "slots", (int)p->slots, "passes", (int)p->n_pass, "micro_batches_per_pass", (int)p->micro_per_pass,
-        "checkpoint_bytes", (json_int_t)fb_checkpoint_size(&s->manifest, saved_dtype(s, o)), "save_wait_seconds", save_wait(s, o, step_seconds));
+        "checkpoint_bytes", (json_int_t)fb_checkpoint_size(&s->manifest, saved_dtype(s, o)), "save_wait_seconds",
+        save_wait(s, o, step_seconds));
     return fb_say_json(sink, root, err);
 }
 

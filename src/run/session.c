@@ -115,9 +115,9 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
         FB_TRY(fb_fail(err, FB_CONFIG, "update_kernel: this processor has no '%s'; use auto", o->update_kernel));
     FB_TRY(fb_team_new(&s->team, n_core, "host", err));
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->act, s->device, s->team, err));
-    if (s->shards)
+    if (s->shards && !r->resumes)
         FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
-    else
+    if (!s->shards)
         fb_state_randomize(&s->state, o->seed, s->team);
     fb_shard_set_close(s->shards);
     s->shards = NULL;

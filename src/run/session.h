@@ -13,6 +13,7 @@ typedef struct fb_session_request {
     const fb_options *options;
     bool        train;
     bool        saves;     /* train: checkpoints in the background, for which there is a buffer */
+    bool        resumes;   /* train: the weights come from a checkpoint, once the session has started */
     uint32_t    row_len, micro_rows, n_micro;
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
     uint32_t    trace_steps; /* > 0: when things run is recorded, and so many steps are kept */

@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "config/parse.h"
-#include "io/sums.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
 #include "run/dataset.h"
@@ -116,7 +115,7 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     if (is_path) {
         FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, "", err));
         dir[strlen(dir) - 1] = 0; /* the slash */
-        FB_TRY(fb_sums_verify(dir, err));
+        FB_TRY(fb_checkpoint_verify(dir, t->sink, err));
     } else
         FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, t->sink, err));
     if (!dir[0])
@@ -125,8 +124,8 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     FB_TRY(fb_identity_check(identity, t->identity, dir, err));
     const char *dtype = fb_identity_other_dtype(identity, t->identity);
     if (dtype)
-        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had", dir, dtype,
-               fb_dtype_hf_str(t->session.act));
+        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had", dir,
+               dtype, fb_dtype_hf_str(t->session.act));
     found.finished = false;
     t->at = found;
 done:
@@ -151,7 +150,8 @@ static fb_status set_up(trainer *t, fb_error *err)
     fb_status st = FB_OK;
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
-    fb_session_request r = { .options = o, .train = true, .saves = o->save_strategy != FB_SAVE_NO, .trace_steps = o->trace ? TRACE_STEPS : 0 };
+    fb_session_request r = { .options = o, .train = true, .saves = o->save_strategy != FB_SAVE_NO,
+                             .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
     t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
@@ -174,9 +174,10 @@ static fb_status set_up(trainer *t, fb_error *err)
     if (!resume[0])
         FB_TRY(clear_earlier_run(o, err));
     FB_TRY(fb_checkpoint_sweep(o->output_dir, t->sink, err));
+    r.resumes = resume[0] != 0;
     FB_TRY(fb_session_start(&t->session, &r, err));
     if (resume[0]) {
-        FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
+        FB_TRY(fb_checkpoint_load(&t->session.state, resume, t->session.team, err));
         *fb_engine_rope(t->session.engine) = t->at.rope;
         t->elapsed_before = t->at.elapsed;
         fb_say(t->sink, FB_SAY_PROGRESS, "resumed from %s at step %llu", resume, (unsigned long long)t->at.data_step);
@@ -289,7 +290,8 @@ static bool due(int strategy, uint32_t every, const trainer *t)
     return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
 }
 
-/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to. */
+/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to.  But not
+ * a run that has no more steps to lose: its model is saved. */
 static fb_status look_at_save(trainer *t, fb_error *err)
 {
     fb_saver_report r;
@@ -297,11 +299,15 @@ static fb_status look_at_save(trainer *t, fb_error *err)
     fb_status st;
     if (!fb_saver_ended(t->saver, &r, &st, &why))
         return FB_OK;
-    if (st != FB_OK)
+    unsigned long long step = r.step;
+    if (st != FB_OK && t->at.data_step < t->at.total_steps)
         return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint before "
-                       "with resume_from_checkpoint: true", why.msg, (unsigned long long)r.step);
-    fb_say(t->sink, FB_SAY_PROGRESS, "checkpoint-%llu: %.1f MiB in %.2f s, training waited %.2f s for it", (unsigned long long)r.step,
-           (double)r.bytes / 0x1p20, r.seconds, r.waited);
+                       "with resume_from_checkpoint: true", why.msg, step);
+    if (st != FB_OK)
+        fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
+    else
+        fb_say(t->sink, FB_SAY_PROGRESS, "checkpoint-%llu: %.1f MiB in %.2f s, training waited %.2f s for it", step,
+               (double)r.bytes / 0x1p20, r.seconds, r.waited);
     return FB_OK;
 }
 

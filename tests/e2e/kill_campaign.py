@@ -104,7 +104,7 @@ class Campaign:
         self.count["runs"] += 1
         while True:
             expected = newest(out)
-            config = self.config(out, KINDS[index], resume_from_checkpoint=True, save_steps=rng.choice([1, 2, 4, 5]),
+            config = self.config(out, KINDS[index], resume_from_checkpoint=True, save_steps=rng.choice([1, 2, 3, 4]),
                                  slots=rng.choice([2, 3, "all"]), update_threads=rng.choice([1, 2, 3]),
                                  save_buffer=rng.choice(["auto", "0", "2MiB"]))
             process = start(config)

@@ -114,7 +114,7 @@ static void a_resumed_run_is_the_run(void **unused)
         rig_stop(&r);
 
         open_rig(&r, dtypes[k]);
-        assert_int_equal(fb_checkpoint_load(&r.session.state, checkpoint(1), &err), FB_OK);
+        assert_int_equal(fb_checkpoint_load(&r.session.state, checkpoint(1), r.session.team, &err), FB_OK);
         rig_take(&after, &r);
         assert_true(rig_same(&before, &after));
         assert_int_equal(rig_step(&r, 1, 3, &s, &err), FB_OK);
@@ -149,7 +149,7 @@ static void masters_are_exact_in_every_dtype(void **unused)
         for (uint32_t i = 0; i < FB_COUNT(saved); i++) {
             rig_outcome got = { 0 };
             open_rig(&r, dtypes[(k + i) % 2]); /* a resume may compute in another dtype */
-            if (fb_checkpoint_load(&r.session.state, checkpoint(i + 1), &err) != FB_OK)
+            if (fb_checkpoint_load(&r.session.state, checkpoint(i + 1), r.session.team, &err) != FB_OK)
                 fail_msg("%s", err.msg);
             rig_take(&got, &r);
             assert_true(rig_same(&want, &got));
@@ -294,8 +294,8 @@ static char warnings[4096];
 static void take_warning(void *ctx, fb_say_kind kind, const char *text)
 {
     (void)ctx;
-    assert_int_equal(kind, FB_SAY_WARNING);
-    strncat(warnings, text, sizeof warnings - strlen(warnings) - 1);
+    if (kind == FB_SAY_WARNING)
+        strncat(warnings, text, sizeof warnings - strlen(warnings) - 1);
 }
 
 static const fb_sink sink = { take_warning, NULL };
@@ -323,7 +323,7 @@ static void the_newest_is_found_and_the_oldest_go(void **unused)
     assert_int_equal(access(checkpoint(9), F_OK), -1);
     assert_int_equal(fb_checkpoint_prune(out_dir, 100, 2, NULL), FB_OK);
     assert_int_equal(fb_checkpoint_sweep(out_dir, &sink, NULL), FB_OK);
-    assert_non_null(strstr(warnings, "checkpoint-500.tmp was still being written"));
+    assert_non_null(strstr(warnings, "checkpoint-500.tmp: is half a checkpoint"));
     assert_string_equal(names_in(out_dir), "checkpoint- checkpoint--7 checkpoint-0500 checkpoint-100 checkpoint-5x checkpoint-99 "
                                            "checkpoint-99999999999999999999 checkpoint-x data");
     warnings[0] = 0;
@@ -435,21 +435,21 @@ static void another_models_checkpoint_is_refused(void **unused)
     const fb_manifest *m = &r.session.manifest;
     fb_state *s = &r.session.state;
     rewrite_moments(checkpoint(1), m, "", false, 1);
-    assert_int_equal(fb_checkpoint_load(s, checkpoint(1), &err), FB_OK);
+    assert_int_equal(fb_checkpoint_load(s, checkpoint(1), r.session.team, &err), FB_OK);
     rewrite_moments(checkpoint(1), m, "model.norm.weight", false, 1);
-    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "'model.norm.weight' is missing");
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), r.session.team, &err), FB_INPUT, &err, "'model.norm.weight' is missing");
     rewrite_moments(checkpoint(1), m, "", true, 1);
-    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "of another shape");
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), r.session.team, &err), FB_INPUT, &err, "of another shape");
     rewrite_moments(checkpoint(1), m, "", false, NAN);
-    expect_failure(fb_checkpoint_load(s, checkpoint(1), &err), FB_INPUT, &err, "is not finite");
-    assert_int_equal(fb_checkpoint_load(s, checkpoint(2), &err), FB_INPUT);
+    expect_failure(fb_checkpoint_load(s, checkpoint(1), r.session.team, &err), FB_INPUT, &err, "is not finite");
+    assert_int_equal(fb_checkpoint_load(s, checkpoint(2), r.session.team, &err), FB_INPUT);
     rig_stop(&r);
 
     tiny_model wider = model;
     wider.ffn_dim = 24;
     tiny_write(&wider, 8);
     open_rig(&r, "compute_dtype=float32");
-    expect_failure(fb_checkpoint_load(&r.session.state, checkpoint(1), &err), FB_INPUT, &err, "mlp");
+    expect_failure(fb_checkpoint_load(&r.session.state, checkpoint(1), r.session.team, &err), FB_INPUT, &err, "mlp");
     rig_stop(&r);
 }
 
