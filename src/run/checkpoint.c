@@ -91,7 +91,8 @@ static fb_status load_part(fb_state *s, const source *from, fb_team *team, fb_er
     return FB_OK;
 }
 
-static fb_status load_moments(fb_state *s, fb_plan_host_region part, const char *dir, const char *file, fb_team *team, fb_error *err)
+static fb_status load_moments(fb_state *s, fb_plan_host_region part, const char *dir, const char *file, fb_team *team,
+                              fb_error *err)
 {
     fb_status st = FB_OK;
     char path[FB_PATH_SIZE];
@@ -196,7 +197,8 @@ static int64_t step_of(const char *name, const char *suffix)
 {
     char *end;
     const char *digits = name + 11;
-    if (strncmp(name, "checkpoint-", 11) || !isdigit((unsigned char)*digits) || (*digits == '0' && isdigit((unsigned char)digits[1])))
+    if (strncmp(name, "checkpoint-", 11) || !isdigit((unsigned char)*digits)
+        || (*digits == '0' && isdigit((unsigned char)digits[1])))
         return -1;
     errno = 0;
     long long n = strtoll(digits, &end, 10);

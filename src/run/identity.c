@@ -60,7 +60,8 @@ static json_t *data_facts(const fb_options *o, const fb_tokens *tokens)
     uint32_t rows, micro_rows, n_micro;
     fb_session_batch(o, &rows, &micro_rows, &n_micro);
     json_t *facts = json_pack("{s:I, s:I, s:b, s:i, s:i}", "tokens", (json_int_t)tokens->n_token, "documents",
-        (json_int_t)tokens->n_doc, "packing", fb_dataset_packing(o), "rows in a step", (int)rows, "rows in a micro-batch", (int)micro_rows);
+        (json_int_t)tokens->n_doc, "packing", fb_dataset_packing(o), "rows in a step", (int)rows, "rows in a micro-batch",
+        (int)micro_rows);
     set_sum(facts, "sum of the tokens", sum_of_tokens(tokens));
     set_keys(facts, o, keys, FB_COUNT(keys));
     return facts;
@@ -117,8 +118,8 @@ fb_status fb_identity_check(const json_t *then, const json_t *now, const char *d
                 continue;
             show(was, json_object_get(a, name));
             show(is, value);
-            return fb_fail(err, FB_CONFIG, "%s: is of another %s: %s was %s, now it is %s; use the same, or resume_from_checkpoint: "
-                           "false to start afresh", dir, groups[i], name, was, is);
+            return fb_fail(err, FB_CONFIG, "%s: is of another %s: %s was %s, now it is %s; use the same, or "
+                           "resume_from_checkpoint: false to start afresh", dir, groups[i], name, was, is);
         }
     }
     return FB_OK;

@@ -67,8 +67,8 @@ static double save_wait(const fb_session *s, const fb_options *o, double step_se
     return wait > 0 ? wait : 0;
 }
 
-static fb_status report_json(const fb_session *s, double step_seconds, const fb_options *o, const fb_error *short_of, const fb_sink *sink,
-                             fb_error *err)
+static fb_status report_json(const fb_session *s, double step_seconds, const fb_options *o, const fb_error *short_of,
+                             const fb_sink *sink, fb_error *err)
 {
     const fb_plan *p = &s->plan;
     json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:I, s:f}", "fits", short_of == NULL,
@@ -104,8 +104,8 @@ static void report_text(const fb_session *s, double step_seconds, const fb_optio
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, sink);
     report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, sink);
     double bytes = (double)fb_checkpoint_size(&s->manifest, saved_dtype(s, o));
-    fb_say(sink, FB_SAY_RESULT, "a checkpoint has %.1f MiB: at 1 GB/s %.1f s in the background, of which training waits about %.1f s",
-           bytes / 0x1p20, bytes / DISK_RATE, save_wait(s, o, step_seconds));
+    fb_say(sink, FB_SAY_RESULT, "a checkpoint has %.1f MiB: at 1 GB/s %.1f s in the background, of which training waits "
+           "about %.1f s", bytes / 0x1p20, bytes / DISK_RATE, save_wait(s, o, step_seconds));
 }
 
 fb_status fb_plan_report(fb_job *j, bool json, fb_error *err)

@@ -413,6 +413,7 @@ fb_status fb_saver_new(fb_saver **out, const fb_saver_options *o, fb_error *err)
                        (double)(n_slot * PIECE_BYTES) / 0x1p20));
     }
     s->buffer = mem;
+    madvise(mem, s->buffer_size, MADV_HUGEPAGE); /* advice only */
     for (; s->n_free < n_slot; s->n_free++)
         s->free_slots[s->n_free] = (uint32_t)(n_slot - 1 - s->n_free); /* the lowest first: what was touched is used again */
     if (pthread_create(&s->thread, NULL, writer_main, s) != 0)

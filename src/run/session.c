@@ -76,8 +76,8 @@ static fb_status add_save_buffer(fb_session *s, const fb_session_request *r, uin
     p->host[FB_HOST_SAVE_BUFFER].size = size;
     p->host_bytes += size;
     if (size > left)
-        return fb_fail(err, FB_NOFIT, "plan: the save buffer takes %.1f MiB, ram_budget leaves %.1f MiB for it; raise ram_budget, or set %s",
-                       (double)size / 0x1p20, (double)left / 0x1p20, size > least ? "save_buffer: auto" : "save_strategy: no");
+        return fb_fail(err, FB_NOFIT, "plan: the save buffer takes %.1f MiB, ram_budget leaves %.1f MiB for it; raise ram_budget, "
+                       "or set %s", (double)size / 0x1p20, (double)left / 0x1p20, size > least ? "save_buffer: auto" : "save_strategy: no");
     return FB_OK;
 }
 

@@ -124,8 +124,8 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     FB_TRY(fb_identity_check(identity, t->identity, dir, err));
     const char *dtype = fb_identity_other_dtype(identity, t->identity);
     if (dtype)
-        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had", dir,
-               dtype, fb_dtype_hf_str(t->session.act));
+        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had",
+               dir, dtype, fb_dtype_hf_str(t->session.act));
     found.finished = false;
     t->at = found;
 done:
@@ -290,8 +290,8 @@ static bool due(int strategy, uint32_t every, const trainer *t)
     return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
 }
 
-/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to.  But not
- * a run that has no more steps to lose: its model is saved. */
+/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to.
+ * But not a run that has no more steps to lose: its model is saved. */
 static fb_status look_at_save(trainer *t, fb_error *err)
 {
     fb_saver_report r;
@@ -301,8 +301,8 @@ static fb_status look_at_save(trainer *t, fb_error *err)
         return FB_OK;
     unsigned long long step = r.step;
     if (st != FB_OK && t->at.data_step < t->at.total_steps)
-        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint before "
-                       "with resume_from_checkpoint: true", why.msg, step);
+        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint "
+                       "before with resume_from_checkpoint: true", why.msg, step);
     if (st != FB_OK)
         fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
     else
@@ -321,7 +321,8 @@ static fb_status save(trainer *t, fb_error *err)
 {
     fb_status st = FB_OK;
     if (fb_saver_is_busy(t->saver))
-        fb_say(t->sink, FB_SAY_PROGRESS, "step %llu: waits until the checkpoint before is whole", (unsigned long long)t->at.data_step);
+        fb_say(t->sink, FB_SAY_PROGRESS, "step %llu: waits until the checkpoint before is whole",
+               (unsigned long long)t->at.data_step);
     FB_TRY(finish_save(t, err));
     fb_engine_settle(t->session.engine);
     t->at.elapsed = elapsed(t);

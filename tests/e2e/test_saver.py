@@ -49,8 +49,8 @@ def kind(tmp_path_factory, models):
     at = tmp_path_factory.mktemp("small")
     model = shutil.copytree(models["tied"], at / "model")
     (model / "tokenizer_config.json").write_text('{"a": "companion"}')
-    return dict(model=model, dataset=write_rows(at / "rows.jsonl", make_rows(16, seed=5)), num_train_epochs=3, disable_shuffling=False,
-                compute_dtype="bfloat16", save_dtype="bfloat16", save_strategy="steps", save_steps=4, logging_steps=3)
+    return dict(model=model, dataset=write_rows(at / "rows.jsonl", make_rows(16, seed=5)), num_train_epochs=3,
+                disable_shuffling=False, compute_dtype="bfloat16", save_dtype="bfloat16", save_strategy="steps", save_steps=4, logging_steps=3)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,8 @@ def stopped(finished, tmp_path):
 
 
 def resume(out, kind, **more):
-    return forebay("train", write_yaml(out.parent / "resume.yaml", options(out=out, **{**kind, "resume_from_checkpoint": True, **more})))
+    more = {**kind, "resume_from_checkpoint": True, **more}
+    return forebay("train", write_yaml(out.parent / "resume.yaml", options(out=out, **more)))
 
 
 def ends_alike(out, finished):
@@ -175,7 +176,8 @@ def test_touched_data_are_the_same_data(stopped, finished, kind):
     ends_alike(stopped, finished)
 
 
-@pytest.mark.parametrize("more", [dict(slots="all", compute_threads=1, save_steps=3), dict(slots=2, update_threads=3, save_buffer="0"),
+@pytest.mark.parametrize("more", [dict(slots="all", compute_threads=1, save_steps=3),
+                                  dict(slots=2, update_threads=3, save_buffer="0"),
                                   dict(recompute="full", overlap=False, save_buffer="2MiB", save_total_limit=1)], ids=str)
 def test_how_it_runs_may_change(more, stopped, finished, kind):
     result = resume(stopped, kind, **more)
@@ -198,10 +200,11 @@ def limit_files():
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(stopped, finished, kind):
-    config = write_yaml(stopped.parent / "full.yaml", options(out=stopped, **{**kind, "resume_from_checkpoint": True, "save_steps": 1}))
+    more = {**kind, "resume_from_checkpoint": True, "save_steps": 1}
+    config = write_yaml(stopped.parent / "full.yaml", options(out=stopped, **more))
     before = {p: p.read_bytes() for p in stopped.glob("checkpoint-*/*")}
-    result = subprocess.run([FOREBAY, "train", config], capture_output=True, text=True, timeout=HANG_SECONDS, preexec_fn=limit_files,
-                            restore_signals=False)
+    result = subprocess.run([FOREBAY, "train", config], capture_output=True, text=True, timeout=HANG_SECONDS,
+                            preexec_fn=limit_files, restore_signals=False)
     assert result.returncode == 1, result.stderr
     last = result.stderr.strip().splitlines()[-1]
     assert "cannot be written: File too large; checkpoint-9 was not saved and the run ends" in last, last

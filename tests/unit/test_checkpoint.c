@@ -160,8 +160,8 @@ static void masters_are_exact_in_every_dtype(void **unused)
     }
 }
 
-/* The folder is a Hugging Face checkpoint: weights in save_dtype, rounded to nearest from the exact masters, ties away from zero, so
- * that 16 bits beside them complete them. */
+/* The folder is a Hugging Face checkpoint: weights in save_dtype, rounded to nearest from the exact masters, ties away from
+ * zero, so that 16 bits beside them complete them. */
 static void the_folder_has_all_its_files(void **unused)
 {
     (void)unused;

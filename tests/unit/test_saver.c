@@ -27,8 +27,8 @@ static struct {
     bool     shut;        /* nothing is written while it is */
 } world = { .lock = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER };
 
-static fb_status open_files(fb_checkpoint_writer **out, const fb_manifest *m, const uint32_t *order, const char *dir, fb_dtype save_dtype,
-                            fb_error *err)
+static fb_status open_files(fb_checkpoint_writer **out, const fb_manifest *m, const uint32_t *order, const char *dir,
+                            fb_dtype save_dtype, fb_error *err)
 {
     pthread_mutex_lock(&world.lock);
     while (world.shut)
@@ -38,7 +38,8 @@ static fb_status open_files(fb_checkpoint_writer **out, const fb_manifest *m, co
     return fb_checkpoint_writer_new(out, m, order, dir, save_dtype, err);
 }
 
-static fb_status append_piece(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece, fb_error *err)
+static fb_status append_piece(fb_checkpoint_writer *w, uint32_t block, uint64_t first, uint64_t n, const fb_piece *piece,
+                              fb_error *err)
 {
     if (world.slow)
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
@@ -53,7 +54,8 @@ static bool is_on_device(const fb_state *s, uint32_t block)
     return block >= world.device_first && block < world.device_end;
 }
 
-static fb_status get_from_device(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err)
+static fb_status get_from_device(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n,
+                                 float *out, fb_error *err)
 {
     assert_true(is_on_device(s, block));
     if (world.device_fails)
@@ -289,7 +291,9 @@ static void a_full_buffer_holds_updates_up(void **unused)
     set_shut(true);
     assert_int_equal(begin(&r, s, 1, &err), FB_OK);
     step(&r, 1);
+    double since = fb_clock();
     for (bool waits = false; !waits;) {
+        assert_true(fb_clock() - since < 60); /* a guard against waiting for ever */
         pthread_mutex_lock(&s->lock);
         waits = s->n_waiting == r.options.update_threads && !s->n_free;
         pthread_mutex_unlock(&s->lock);
@@ -310,7 +314,8 @@ static void a_full_buffer_holds_updates_up(void **unused)
     close_run(&r, s);
 }
 
-/* A disk that fails on the way: training is not held up, the half-written folder goes, the one before stays, the next save works. */
+/* A disk that fails on the way: training is not held up, the half-written folder goes, the one before stays, the next save
+ * works. */
 static void a_failed_save_leaves_the_one_before(void **unused)
 {
     (void)unused;
