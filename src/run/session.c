@@ -107,7 +107,7 @@ fb_status fb_session_plan(fb_session *s, fb_session_request *r, fb_error *err)
     if (!r->rows_per_step)
         wishes.micro_rows = r->micro_rows;
     fb_planning_machine(&s->machine, s->machine_note, &s->info);
-    st = fb_plan_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, NULL, err);
+    st = fb_planning_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, r->options, r->saves, err);
     r->micro_rows = p.micro_rows;
     r->n_micro = p.n_micro;
 done:
@@ -128,9 +128,9 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     s->arena = arena;
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->arena, s->device, s->team, err));
     s->state.stop = r->stop;
-    if (s->shards)
+    if (s->shards && !r->resumes)
         FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
-    else
+    if (!s->shards)
         FB_TRY(fb_state_randomize(&s->state, o->seed, s->team, err));
     fb_shard_set_close(s->shards);
     s->shards = NULL;

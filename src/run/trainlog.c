@@ -1,7 +1,9 @@
 #include "run/trainlog.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "io/file.h"
 
@@ -60,6 +62,13 @@ fb_status fb_trainlog_write(fb_trainlog *l, json_t *line, fb_error *err)
     bool ok = fprintf(l->file, "%s\n", text) > 0 && fflush(l->file) == 0;
     free(text);
     return ok ? FB_OK : fb_fail(err, FB_IO, "%s: a line could not be written; is the disk full?", l->path);
+}
+
+fb_status fb_trainlog_sync(fb_trainlog *l, fb_error *err)
+{
+    if (fsync(fileno(l->file)) != 0 && errno != EINVAL)
+        return fb_fail(err, FB_IO, "%s: cannot be made durable: %s", l->path, strerror(errno));
+    return FB_OK;
 }
 
 void fb_trainlog_close(fb_trainlog *l)
