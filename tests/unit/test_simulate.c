@@ -317,6 +317,8 @@ static void spans_are_the_time_line(void **unused)
     fb_manifest m;
     tiny_manifest(&m, &tied);
     fb_machine machine = rig_machine();
+    machine.d2h.y[0] = machine.d2h_both = 5e5; /* so slow that what follows waits */
+    machine.update.y[0] = 1e5;
     for (uint32_t i = 0; i < N_LAYOUT; i++) {
         fb_plan_request r = rig_request(&m, 6, 2);
         fb_costs c = fb_costs_of(&r, &machine, &(fb_load){ .rows_per_step = 6 });
@@ -335,6 +337,11 @@ static void spans_are_the_time_line(void **unused)
         }
         for (int k = 0; k < FB_RESOURCE_COUNT; k++)
             assert_true(fabs(sum[k] - t.busy[k]) <= 1e-9 * t.seconds);
+        bool clean[16] = { 0 }; /* weights are updated before they are sent */
+        for (uint32_t k = 0; k < t.n_span; k++) {
+            clean[spans[k].block] |= spans[k].work == FB_WORK_HOST_UPDATE;
+            assert_true(spans[k].work != FB_WORK_WEIGHTS || clean[spans[k].block]);
+        }
         uint32_t left = 0; /* the gradient before, of the block behind, has left its buffer when the next one is written there */
         for (uint32_t k = 0; k < t.n_span && p.layout.n_pass == 1 && !p.layout.home_layers; k++)
             if (spans[k].work == FB_WORK_GRADIENT)
