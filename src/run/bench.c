@@ -277,6 +277,9 @@ static void report_text(const bench *b)
            "bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30, (double)peak / 0x1p30,
            (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30, (double)b->host_resident / 0x1p30,
            bytes_a_parameter(b, false), bytes_a_parameter(b, true));
+    fb_device_info info;
+    s->device->ops->info(s->device, &info);
+    fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
     fb_say(b->sink, FB_SAY_RESULT, "start-up: %.2f s from the start of the process to the end of the first step", b->start_up);
     if (m.time.n_lost)
         fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them", (unsigned long long)m.time.n_lost);

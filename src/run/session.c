@@ -41,12 +41,16 @@ fb_status fb_session_open_shape(fb_session *s, const char *config_json, const ch
 
 static fb_status open_device(fb_session *s, const fb_options *o, fb_error *err)
 {
+    uint64_t before = fb_memory_resident();
     fb_status st = fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
         .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .deterministic = o->full_determinism,
         .inline_run = !o->overlap }, err);
-    if (st == FB_OK)
-        s->device->ops->info(s->device, &s->info);
-    return st;
+    if (st != FB_OK)
+        return st;
+    uint64_t after = fb_memory_resident();
+    s->device_host_bytes = after > before ? after - before : 0;
+    s->device->ops->info(s->device, &s->info);
+    return FB_OK;
 }
 
 /* Bytes for the arena: what the user allows, else what is free, less what the back end takes beside it.  0: no limit. */
@@ -99,7 +103,8 @@ fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_req
         .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len,
         .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
         .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
-        .meta_size = fb_micro_size, .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
+        .meta_size = fb_micro_size,
+        .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : s->device_host_bytes),
         .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &s->room), .ram_limit = o->ram_budget ? NULL : s->room.limit,
     };
     return FB_OK;

@@ -30,6 +30,7 @@ typedef struct fb_session {
     fb_device    *device;
     fb_device_info info;
     fb_memory_room room;   /* of the host, where the user allows no sum */
+    uint64_t      device_host_bytes; /* host memory that opening the device took: its driver and libraries */
     fb_team      *team;
     unsigned char *arena;
     fb_state      state;

@@ -461,6 +461,9 @@ static fb_status finish(trainer *t, fb_error *err)
     t->at.elapsed = elapsed(t);
     t->at.rope = *fb_engine_rope(s->engine);
     fb_session_memory held = fb_session_measure(s);
+    fb_device_info info;
+    s->device->ops->info(s->device, &info);
+    fb_say(t->sink, FB_SAY_PROGRESS, "attention: %s", info.attention);
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device planned %.1f, measured %.1f MiB; host planned %.1f, measured %.1f MiB",
            (double)s->plan.device_bytes / 0x1p20, (double)held.device / 0x1p20, (double)s->plan.host_bytes / 0x1p20,
            (double)held.host / 0x1p20);
