@@ -111,8 +111,7 @@ const fb_key fb_key_table[] = {
     KEY_CHOICE(compute_dtype, "auto", compute_dtypes, "auto: bfloat16 on cuda, float32 on cpu"),
     KEY_SIZE(hbm_budget, FB_KEY_AUTO, "device memory to use; auto: what is free (cpu: no limit)"),
     KEY_SIZE(ram_budget, FB_KEY_AUTO, "host memory to use; auto: what the machine has"),
-    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device with their state: auto, none (stream), all (resident), or "
-             "the embedding and the first N layers (layers:N)"),
+    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device: auto, none (stream), all (resident), the first (layers:N)"),
     KEY_U32(slots, "auto", 1, U32_MAX, FB_KEY_ALL | FB_KEY_AUTO, "device buffers that blocks stream through"),
     KEY_U32(passes, "auto", 1, U32_MAX, FB_KEY_AUTO, "parts of a step that go through all blocks one after the other"),
     KEY_CHOICE(activations, "auto", places, "where what the forward keeps waits for the backward"),
