@@ -112,6 +112,7 @@ typedef struct fb_bench_request {
     const char *model_dir; /* a checkpoint's folder */
     uint32_t    n_step;    /* 0: 5; of more than two, the first two are not counted */
     bool        json;      /* one JSON object as the result */
+    bool        alias_host; /* all layers share one layer's host memory: the speed of a model that no host here holds */
     const char *const *overrides; /* key=value: the keys of the config */
     int         n_override;
 } fb_bench_request;

@@ -35,6 +35,7 @@ typedef struct words {
     unsigned    preview;
     const char *preset, *model; /* bench */
     unsigned    steps;
+    bool        alias_host;
     const char *out, *disk;     /* probe */
     fb_plan_view plan;
     char        trace[4200];    /* --trace FILE as a setting */
@@ -88,6 +89,8 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsig
             if (!read_count(next, 100000, &w->preview))
                 return usage(err, "--preview wants a number of rows, 1 to 100000", "", form);
             i++;
+        } else if (takes & TAKES_BENCH && !strcmp(a, "--alias-host-memory")) {
+            w->alias_host = true;
         } else if (takes & TAKES_BENCH && !strcmp(a, "--steps")) {
             if (!read_count(next, 10000, &w->steps))
                 return usage(err, "--steps wants a number, 1 to 10000", "", form);
@@ -232,7 +235,7 @@ static fb_status run_generate(const words *w, fb_error *err)
 
 static fb_status run_bench(const words *w, fb_error *err)
 {
-    return fb_bench(&(fb_bench_request){ .preset = w->preset, .model_dir = w->model, .n_step = w->steps, .json = w->json,
+    return fb_bench(&(fb_bench_request){ .preset = w->preset, .model_dir = w->model, .n_step = w->steps, .json = w->json, .alias_host = w->alias_host,
                                          .overrides = w->overrides, .n_override = w->n_override }, &terminal, err);
 }
 
@@ -273,7 +276,7 @@ static const struct command {
     { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, TAKES_JSON, run_inspect },
     { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, 0, run_eval },
     { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, 0, run_generate },
-    { "bench",    "bench --preset NAME | --model DIR [--steps N] [--json] [--trace FILE] [key=value ...]",
+    { "bench",    "bench --preset NAME | --model DIR [--steps N] [--json] [--trace FILE] [--alias-host-memory] [key=value ...]",
                                                                    "real steps on random rows: speed, and where the time goes", 0, TAKES_JSON | TAKES_BENCH, run_bench },
     { "probe",    "probe [--out FILE] [--disk DIR] [key=value ...]", "measure this machine, and write its profile to plan with", 0, TAKES_PROBE, run_probe },
     { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, 0, run_export },

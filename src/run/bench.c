@@ -391,7 +391,7 @@ fb_status fb_bench(const fb_bench_request *r, const fb_sink *sink, fb_error *err
     b.n_warm = b.n_step > WARM_UP ? WARM_UP : b.n_step - 1;
     FB_TRY(read_options(&o, r, sink, err));
     FB_TRY(open_model(&b, r, err));
-    fb_session_request q = { .options = &o, .train = true, .row_len = o.cutoff_len,
+    fb_session_request q = { .options = &o, .train = true, .row_len = o.cutoff_len, .alias_host = r->alias_host,
                              .trace_steps = o.trace ? b.n_step : 1 };
     b.ids = calloc(o.cutoff_len, sizeof *b.ids);
     b.labels = calloc(o.cutoff_len, sizeof *b.labels);

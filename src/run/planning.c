@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "base/thread.h"
 #include "config/parse.h"
 #include "device/cpu/cpu.h"
@@ -63,7 +64,7 @@ void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const
     fb_error unused;
     if (cached_path(path) && fb_file_exists(path) && fb_machine_read(out, path, &unused) == FB_OK && has_device(out, info->name)) {
         snprintf(note, FB_MACHINE_NOTE_SIZE, "rates as measured on this machine by forebay probe");
-    } else if (fb_machine_for_device(out, info->name, 0, &unused) == FB_OK) {
+    } else if (fb_machine_for_device(out, info->name, fb_memory_available(), &unused) == FB_OK) {
         snprintf(note, FB_MACHINE_NOTE_SIZE, "rates of the shipped profile of %.90s; forebay probe measures this one", out->name);
     } else {
         *out = guess(info);

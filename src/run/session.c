@@ -107,10 +107,13 @@ fb_status fb_session_plan(fb_session *s, fb_session_request *r, fb_error *err)
     FB_TRY(fb_planning_wishes(&wishes, r->options, &s->manifest, s->info.unified, rows, err));
     if (!r->rows_per_step)
         wishes.micro_rows = r->micro_rows;
+    if (r->alias_host && !r->options->ram_budget)
+        p.ram_budget = 0;
     fb_planning_machine(&s->machine, s->machine_note, &s->info);
     st = fb_planning_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, r->options, r->saves, err);
     r->micro_rows = p.micro_rows;
     r->n_micro = p.n_micro;
+    s->plan.host_aliased = r->alias_host;
 done:
     return st;
 }

@@ -15,6 +15,7 @@ typedef struct fb_session_request {
     const fb_options *options;
     bool        train;
     bool        saves;     /* train: checkpoints in the background, for which there is a buffer */
+    bool        alias_host; /* fb_plan.host_aliased; no ram_budget then means no limit */
     bool        resumes;   /* train: the weights come from a checkpoint, once the session has started */
     uint32_t    row_len;
     uint32_t    rows_per_step;       /* training; 0: micro_rows x n_micro, and no other cut will do */

@@ -246,6 +246,10 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     uint32_t n_rope = fb_engine_rope_is_dynamic(e) ? e->o.n_micro : 1;
     uint64_t slab_size = fb_align(p->slab_elems * fb_dtype_size(e->o.act));
     uint64_t slabs = p->host[FB_HOST_SLABS].size, inputs = p->host[FB_HOST_INPUTS].size, saved = p->host[FB_HOST_SAVED].size;
+    if (p->host_aliased) {
+        inputs = inputs ? p->input_size * p->micro_per_pass : 0;
+        saved = saved ? p->micro_per_pass * (p->saved_size > p->rich_size ? p->saved_size : p->rich_size) : 0;
+    }
     uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double), staging = p->host[FB_HOST_STAGING].size;
     uint64_t size = staging + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + saved + rows + sums;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -32,7 +32,9 @@ static head_place place_head(const fb_engine *e)
     return p;
 }
 
-static fb_status head_rows(fb_engine *e, const head_place *p, const fb_micro_arrays *meta, uint32_t first, uint32_t n, fb_error *err)
+/* fresh: nothing has been added to the table's gradient yet in this step. */
+static fb_status head_rows(fb_engine *e, const head_place *p, const fb_micro_arrays *meta, uint32_t first, uint32_t n, bool fresh,
+                           fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_model_config *c = &e->m->cfg;
@@ -52,7 +54,7 @@ static fb_status head_rows(fb_engine *e, const head_place *p, const fb_micro_arr
     if (!train)
         return FB_OK;
     FB_TRY(e->k->matmul_tn(e->d, &(fb_matmul_tn){ .act = e->o.act, .m = n, .n = c->vocab, .k = c->hidden, .dy = p->d_logits,
-        .dy_ld = c->vocab, .x = p->h + at, .x_ld = c->hidden, .dw = p->d_table, .accumulate = true }, err));
+        .dy_ld = c->vocab, .x = p->h + at, .x_ld = c->hidden, .dw = p->d_table, .accumulate = !fresh }, err));
     FB_TRY(e->k->matmul_nn(e->d, &(fb_matmul_nn){ .act = e->o.act, .m = n, .n = c->vocab, .k = c->hidden, .dy = p->d_logits,
         .dy_ld = c->vocab, .w = p->table, .w_ld = c->hidden, .dx = p->dh + at, .dx_ld = c->hidden }, err));
 done:
@@ -73,7 +75,8 @@ static fb_status head_micro(fb_engine *e, const head_place *p, uint32_t i, fb_er
         FB_TRY(e->k->rms_norm(e->d, &(fb_rms_norm){ .act = e->o.act, .t = n, .c = c->hidden, .eps = c->norm_eps,
             .x = p->x, .w = p->norm, .y = p->h, .rstd = p->rstd }, err));
         for (uint32_t first = 0; first < n; first += e->plan.loss_rows)
-            FB_TRY(head_rows(e, p, &meta, first, n - first < e->plan.loss_rows ? n - first : e->plan.loss_rows, err));
+            FB_TRY(head_rows(e, p, &meta, first, n - first < e->plan.loss_rows ? n - first : e->plan.loss_rows,
+                             e->pass == 0 && i == 0 && first == 0, err));
     }
     if (!train)
         return FB_OK;

@@ -10,7 +10,7 @@ static unsigned char *buffer(const fb_inputs *in, uint32_t b)
 
 static unsigned char *host_at(const fb_inputs *in, uint32_t layer, uint32_t i)
 {
-    return in->host + ((uint64_t)layer * in->k + i) * in->size;
+    return in->host + ((uint64_t)(in->plan->host_aliased ? 0 : layer) * in->k + i) * in->size;
 }
 
 /* Device policy: layer l's input of micro-batch i; without a backward two rows of places take turns. */
@@ -24,6 +24,11 @@ static unsigned char *place(const fb_inputs *in, uint32_t layer, uint32_t i)
 static uint64_t saved_size(const fb_inputs *in, uint32_t layer)
 {
     return layer + in->plan->layout.n_rich >= in->n_layer ? in->plan->rich_size : in->plan->saved_size;
+}
+
+static unsigned char *saved_host_at(const fb_inputs *in, uint32_t layer, uint32_t i)
+{
+    return in->saved_host + fb_plan_saved_offset(in->plan, in->n_layer, in->plan->host_aliased ? 0 : layer, i);
 }
 
 /* One of the places that go round, in the order of visits. */
@@ -181,7 +186,7 @@ fb_status fb_inputs_forward_done(fb_inputs *in, uint32_t layer, uint32_t i, fb_e
     FB_TRY(give_spare(in, x, FB_STREAM_D2H, err));
     if (saved_size(in, layer)) {
         FB_TRY(fb_traced_download(in->device, in->trace, FB_LABEL(FETCH_INPUT, layer + 1, i),
-                                  in->saved_host + fb_plan_saved_offset(in->plan, in->n_layer, layer, i),
+                                  saved_host_at(in, layer, i),
                                   saved_place(in, in->n_forward), saved_size(in, layer), err));
         FB_TRY(ops->record(in->device, FB_STREAM_D2H, in->saved_free[in->n_forward % FB_INPUT_SPARES], err));
     }
@@ -206,7 +211,7 @@ static fb_status send_for(fb_inputs *in, fb_error *err)
         if (saved_size(in, layer)) {
             FB_TRY(ops->wait(in->device, FB_STREAM_H2D, in->saved_free[in->next % FB_INPUT_SPARES], err));
             FB_TRY(fb_traced_upload(in->device, in->trace, FB_LABEL(SEND_INPUT, layer + 1, i), saved_place(in, in->next),
-                                    in->saved_host + fb_plan_saved_offset(in->plan, in->n_layer, layer, i),
+                                    saved_host_at(in, layer, i),
                                     saved_size(in, layer), err));
         }
         FB_TRY(ops->record(in->device, FB_STREAM_H2D, in->arrived[in->next % FB_INPUT_SPARES], err));

@@ -59,9 +59,12 @@ static void touch_pages(void *ctx, uint64_t task, uint32_t worker)
 
 static fb_status map(fb_state *s, fb_plan_host_region c, const fb_region *region, fb_team *team, fb_error *err)
 {
-    uint64_t size = (region->size + 4095) / 4096 * 4096;
+    uint64_t size = region->size;
     if (!size)
         return FB_OK;
+    if (s->plan.host_aliased)
+        size = s->base[s->manifest->n_block] * element_size(s, c);
+    size = (size + 4095) / 4096 * 4096;
     void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mem == MAP_FAILED)
         return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for %s", (double)size / 0x1p20, region->name);
@@ -72,6 +75,18 @@ static fb_status map(fb_state *s, fb_plan_host_region c, const fb_region *region
     if (c == FB_HOST_WEIGHTS || c == FB_HOST_GRADIENTS || c == FB_HOST_ACCUMULATORS)
         return s->device->ops->pin(s->device, mem, size, err);
     return FB_OK;
+}
+
+/* Embedding and last block keep their own places. */
+static void alias_layers(fb_state *s)
+{
+    const fb_manifest *m = s->manifest;
+    uint32_t last = m->n_block - 1;
+    uint64_t n_last = s->base[last + 1] - s->base[last];
+    for (uint32_t b = 2; b < last; b++)
+        s->base[b] = s->base[1];
+    s->base[last] = s->base[1] + m->extent_max_layer;
+    s->base[last + 1] = s->base[last] + n_last;
 }
 
 static fb_status lay_out_home(fb_state *s, fb_error *err)
@@ -114,6 +129,8 @@ fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, 
         FB_TRY(fb_fail(err, FB_NOMEM, "host memory: no room for the table of %u blocks", m->n_block));
     for (uint32_t b = 0; b < m->n_block; b++)
         s->base[b + 1] = s->base[b] + (fb_state_on_device(s, b) ? 0 : m->blocks[b].extent);
+    if (plan->host_aliased)
+        alias_layers(s);
     for (fb_plan_host_region c = FB_HOST_WEIGHTS; c <= FB_HOST_ACCUMULATORS; c++)
         FB_TRY(map(s, c, &plan->host[c], team, err));
     FB_TRY(lay_out_home(s, err));
