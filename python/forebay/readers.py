@@ -174,17 +174,22 @@ def _text(path):
             yield where, {"text": text}
 
 
-def _parquet_file(path):
+def _parquet_faults():
+    """What pyarrow raises over a damaged file: beside its own errors Python's, over names that are not UTF-8, dates past the year
+    9999, time zones that nobody knows."""
     import pyarrow
+    return pyarrow.ArrowException, OSError, ValueError, ArithmeticError, LookupError
+
+
+def _parquet_file(path):
     import pyarrow.parquet
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
+    except _parquet_faults() as error:
         raise InputError(f"{path}: not a readable Parquet file: {error}") from None
 
 
 def _parquet(path):
-    import pyarrow
     number, file = 0, _parquet_file(path)
     try:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
@@ -192,5 +197,5 @@ def _parquet(path):
                 number += 1
                 where = f"{path}: row {number}"
                 yield where, _row(row, where)
-    except (pyarrow.ArrowException, OSError) as error:
+    except _parquet_faults() as error:
         raise InputError(f"{path}: broken Parquet data after row {number}: {error}") from None

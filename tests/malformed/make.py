@@ -303,7 +303,15 @@ def make_rows():
     case("rows", "not_utf8.txt", b"one\ntwo \xff\n", ":2: not UTF-8; expected plain text")
     case("rows", "not_parquet.parquet", b"PAR0" + bytes(20), "not a readable Parquet file")
     case("rows", "broken_page.parquet", broken_page(), "broken Parquet data after row 0")
+    case("rows", "text_not_utf8.parquet", not_utf8_parquet(), "broken Parquet data after row 0", "utf-8")
     case("rows", "ids_are_floats.parquet", parquet(pyarrow.table({"input_ids": [[1.0, 2.0]]})), "input_ids[0] is 1.0")
+
+
+def not_utf8_parquet():
+    table = pyarrow.table({"text": ["a text of some length"]})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file, compression="NONE", use_dictionary=False, write_statistics=False)
+    return file.getvalue().replace(b"a text of", b"a \xfft of")
 
 
 def broken_page():
