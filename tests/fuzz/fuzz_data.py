@@ -56,13 +56,13 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content | 
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 BLOCKS = ("{%- for m in messages if m.role != 'tool' %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
           "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ tools | tojson }}{% endif %}{% endfor %}")
-WORDS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"18446744073709551616", b"\\ud800",
-         b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{", b"}}", b"{#",
+WORDS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"18446744073709551616",
+         b"\\ud800", b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{", b"}}", b"{#",
          b"{% for i in range(9**9) %}", b"{{ messages | tojson }}", b"{{ ''.__class__.__mro__ }}", b"{{ 'a' * 9**9 }}", b"**9**9",
          b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", b"raise_exception('x')", b"strftime_now('%Y')", b"{% include 'x' %}",
          *(json.dumps(key).encode() for key in sorted({key for row in ROWS for key in row}))]
-VALUES = [None, True, False, 0, -1, 1.5, 1e308, float("nan"), 2**31, 2**63, 2**64, -100, 10**400, "", "x", "\ud800", "\0", "a" * 1000,
-          [], {}, [[]], [None], {"a": {}}, [1] * 100, "assistant", "user", "input_ids", "\ue000", "<|im_end|>"]
+VALUES = [None, True, False, 0, -1, 1.5, 1e308, float("nan"), 2**31, 2**63, 2**64, -100, 10**400, "", "x", "\ud800", "\0",
+          "a" * 1000, [], {}, [[]], [None], {"a": {}}, [1] * 100, "assistant", "user", "input_ids", "\ue000", "<|im_end|>"]
 
 
 def tokenizer_json():
@@ -78,7 +78,8 @@ def parquet(rows):
     """None for rows that are no table."""
     file = io.BytesIO()
     try:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)]), file, compression="NONE")
+        table = pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)])
+        pyarrow.parquet.write_table(table, file, compression="NONE")
     except (pyarrow.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
         return None
     return file.getvalue()
