@@ -353,7 +353,8 @@ def make_tokenizers():
 def make_tokenizer_configs():
     case("tokenizer_config", "not_json", "{", "tokenizer_config.json", "not valid JSON")
     case("tokenizer_config", "array", "[1]", "tokenizer_config.json: expected a JSON object")
-    case("tokenizer_config", "surrogate", '{"eos_token": "\\ud800"}', "tokenizer_config.json: not valid JSON", "surrogates not allowed")
+    case("tokenizer_config", "surrogate", '{"eos_token": "\\ud800"}', "tokenizer_config.json: not valid JSON",
+         "surrogates not allowed")
     case("tokenizer_config", "end_token", '{"eos_token": "<gone>"}', "eos_token '<gone>'", "not in the vocabulary")
     case("tokenizer_config", "template_is_a_number", '{"eos_token": "<|endoftext|>", "chat_template": 7}',
          "neither a string nor a list")
