@@ -107,13 +107,19 @@ class Setting:
     def __init__(self, folder):
         self.folder = folder
         self.model, self.data, self.out = (folder / name for name in ("model", "data", "out"))
-        for one in (self.model, self.data):
-            one.mkdir()
+        self.kept = None
+        self.restore()
+
+    def restore(self):
+        """As it was before the first input, also where a child died over one."""
+        for one in (self.model, self.data, self.out):
+            shutil.rmtree(one, ignore_errors=True)
+        self.model.mkdir()
+        self.data.mkdir()
         (self.model / "tokenizer.json").write_bytes(tokenizer_json())
         (self.model / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
         (self.model / "chat_template.jinja").write_text(TEMPLATE)
         (self.data / "rows.jsonl").write_text(json.dumps(ROWS[3]) + "\n" + json.dumps(ROWS[4]) + "\n")
-        self.kept = None
 
     def tools(self, kind):
         """What stands for documents.TextTools: where the checkpoint is the good one, its template's process is kept."""
@@ -248,6 +254,7 @@ def in_child(setting, inputs, findings):
     if os.WIFSIGNALED(status):
         kind, _, content = current.read_bytes().partition(b"\n")
         report(findings, kind.decode(), content, f"ended by signal {os.WTERMSIG(status)}")
+        setting.restore()
         return 1
     return os.WEXITSTATUS(status)
 
@@ -263,8 +270,8 @@ def run(setting, arguments):
     for kind, content in stored():
         pool[kind].append(content)
     kinds = arguments.kinds.split(",") if arguments.kinds else list(pool)
-    # A template costs the start of a process, the others a millisecond.
-    weights = [1 if kind in ("tokenizer_config.json", "chat_template.jinja") else 6 for kind in kinds]
+    # Templates and Parquet files cost the start of a process, the others a millisecond.
+    weights = [1 if kind in ("tokenizer_config.json", "chat_template.jinja", "rows.parquet") else 10 for kind in kinds]
     random_ = random.Random(arguments.seed)
     tried = wrong = 0
     end = time.monotonic() + arguments.seconds
