@@ -83,5 +83,5 @@ clean:
 distclean: clean
 	rm -rf .venv demo/out
 
-.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan fuzz-setup fuzz-build fuzz fuzz-merge bench install bundle deps \
-        clean distclean
+.PHONY: all setup demo-setup demo check test test-asan test-tsan asan tsan fuzz-setup fuzz-build fuzz fuzz-merge bench install bundle \
+        deps clean distclean

@@ -66,6 +66,7 @@ class Checkpoint:
         try:
             with open(path, encoding="utf-8") as file:
                 value = json.load(file)
+            json.dumps(value, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair, which is no text
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: not valid JSON: {error}") from None
         if not isinstance(value, dict):

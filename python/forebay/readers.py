@@ -7,13 +7,13 @@ import json
 import os
 import re
 
+from . import parquet
 from .errors import InputError
 
 ROW_SIZE_MAX = 256 << 20  # bytes of JSON in one row
 _HEAD_SIZE = 1 << 12      # where a file's first character that is not blank is looked for
 _READ_SIZE = 1 << 20
 _TEXT_SIZE = 1 << 20      # bytes of a .txt file in one document
-_PARQUET_ROWS = 256
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -30,7 +30,7 @@ def count(path):
     """How many rows rows(path) yields, without parsing them where the format allows."""
     kind = os.path.splitext(path)[1]
     if kind == ".parquet":
-        return _parquet_file(path).metadata.num_rows
+        return parquet.count(path)
     if kind != ".txt" and not _is_array(path):
         return sum(1 for _ in _lines(path))
     return sum(1 for _ in rows(path))
@@ -174,23 +174,10 @@ def _text(path):
             yield where, {"text": text}
 
 
-def _parquet_file(path):
-    import pyarrow
-    import pyarrow.parquet
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a readable Parquet file: {error}") from None
-
-
 def _parquet(path):
-    import pyarrow
-    number, file = 0, _parquet_file(path)
-    try:
-        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                where = f"{path}: row {number}"
-                yield where, _row(row, where)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: broken Parquet data after row {number}: {error}") from None
+    number = 0
+    for batch in parquet.batches(path):
+        for row in batch:
+            number += 1
+            where = f"{path}: row {number}"
+            yield where, _row(row, where)

@@ -106,8 +106,8 @@ def _from_info(name, dataset_dir):
     if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder; {label} names it")
     if not _is_inside(path, dataset_dir):
-        raise InputError(f"{label} names '{entry['file_name']}', which lies outside {dataset_dir}; give that path as dataset itself, if "
-                         "you mean it")
+        raise InputError(f"{label} names '{entry['file_name']}', which lies outside {dataset_dir}; give that path as dataset "
+                         "itself, if you mean it")
     return path, _schema(entry, label)
 
 

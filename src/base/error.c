@@ -27,9 +27,11 @@ const char *fb_version(void)
  * some terminals obey), and the marks that break a line or turn the order of its letters. */
 static size_t printable(const unsigned char *s)
 {
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
-    if (n < 2)
-        return n && s[0] >= 0x20 && s[0] != 0x7f;
+    size_t n = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
+    if (s[0] < 0x80)
+        return s[0] >= 0x20 && s[0] != 0x7f;
+    if (s[0] < 0xc2 || s[0] > 0xf4)
+        return 0;
     uint32_t code = s[0] & (0x7fu >> n);
     for (size_t i = 1; i < n; i++) {
         if ((s[i] & 0xc0) != 0x80)

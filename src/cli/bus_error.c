@@ -15,7 +15,11 @@ static uintptr_t take_hex(const char **s)
 {
     uintptr_t n = 0;
     for (;; (*s)++) {
-        unsigned digit = **s >= '0' && **s <= '9' ? (unsigned)(**s - '0') : **s >= 'a' && **s <= 'f' ? (unsigned)(**s - 'a' + 10) : 16;
+        unsigned digit = 16;
+        if (**s >= '0' && **s <= '9')
+            digit = (unsigned)(**s - '0');
+        else if (**s >= 'a' && **s <= 'f')
+            digit = (unsigned)(**s - 'a' + 10);
         if (digit == 16)
             return n;
         n = n << 4 | digit;

@@ -36,8 +36,8 @@ def good(tmp_path_factory):
 
 
 def config(place, **more):
-    return write_yaml(place / "run.yaml", options(place / "model", **{"dataset": place / "data" / "rows.jsonl", "out": place / "out",
-                                                                      "dataset_dir": place / "data", **more}))
+    given = {"dataset": place / "data" / "rows.jsonl", "out": place / "out", "dataset_dir": place / "data", **more}
+    return write_yaml(place / "run.yaml", options(place / "model", **given))
 
 
 def snapshot(place):
@@ -104,7 +104,8 @@ def as_rows(place, file):
 
 
 def as_template(place, file):
-    (place / "data" / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (place / "data" / "rows.jsonl").write_text(json.dumps({"messages": messages}))
     put(place, file, "model/chat_template.jinja")
     return ["train", config(place)], None, place  # the row, or the template, or the checkpoint
 
@@ -176,8 +177,8 @@ def test_a_link_out_of_the_folder_is_not_exported(command, good, tmp_path):
     assert set(snapshot(place)) - set(before) <= {"run.yaml"}
 
 
-@pytest.mark.parametrize("name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/tokenizer_config.json",
-                                  "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl", "run.yaml"])
+@pytest.mark.parametrize("name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json",
+                                  "model/tokenizer_config.json", "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl", "run.yaml"])
 def test_a_pipe_is_refused_not_waited_on(name, good, tmp_path):
     place = tmp_path / "place"
     shutil.copytree(good, place)

@@ -20,7 +20,8 @@ static void check_manifest(const fb_manifest *m)
     FUZZ_REQUIRE(m->n_block == m->cfg.n_layer + 2, "%u blocks of %u layers", m->n_block, m->cfg.n_layer);
     for (uint32_t b = 0; b < m->n_block; b++) {
         const fb_block_desc *block = &m->blocks[b];
-        FUZZ_REQUIRE(block->param_first + block->n_param <= m->n_param, "block %u ends at %u", b, block->param_first + block->n_param);
+        uint32_t             end = block->param_first + block->n_param;
+        FUZZ_REQUIRE(end <= m->n_param, "block %u ends at %u", b, end);
         for (uint32_t i = 0; i < block->n_param; i++) {
             const fb_param *p = &m->params[block->param_first + i];
             FUZZ_REQUIRE(p->rows && p->cols, "'%s' is empty", p->name);

@@ -56,13 +56,13 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content | 
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 BLOCKS = ("{%- for m in messages if m.role != 'tool' %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
           "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ tools | tojson }}{% endif %}{% endfor %}")
-WORDS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"18446744073709551616", b"\\ud800",
-         b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{", b"}}", b"{#",
+WORDS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"18446744073709551616",
+         b"\\ud800", b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{", b"}}", b"{#",
          b"{% for i in range(9**9) %}", b"{{ messages | tojson }}", b"{{ ''.__class__.__mro__ }}", b"{{ 'a' * 9**9 }}", b"**9**9",
          b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", b"raise_exception('x')", b"strftime_now('%Y')", b"{% include 'x' %}",
          *(json.dumps(key).encode() for key in sorted({key for row in ROWS for key in row}))]
-VALUES = [None, True, False, 0, -1, 1.5, 1e308, float("nan"), 2**31, 2**63, 2**64, -100, 10**400, "", "x", "\ud800", "\0", "a" * 1000,
-          [], {}, [[]], [None], {"a": {}}, [1] * 100, "assistant", "user", "input_ids", "\ue000", "<|im_end|>"]
+VALUES = [None, True, False, 0, -1, 1.5, 1e308, float("nan"), 2**31, 2**63, 2**64, -100, 10**400, "", "x", "\ud800", "\0",
+          "a" * 1000, [], {}, [[]], [None], {"a": {}}, [1] * 100, "assistant", "user", "input_ids", "\ue000", "<|im_end|>"]
 
 
 def tokenizer_json():
@@ -78,7 +78,8 @@ def parquet(rows):
     """None for rows that are no table."""
     file = io.BytesIO()
     try:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)]), file, compression="NONE")
+        table = pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)])
+        pyarrow.parquet.write_table(table, file, compression="NONE")
     except (pyarrow.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
         return None
     return file.getvalue()
@@ -106,13 +107,19 @@ class Setting:
     def __init__(self, folder):
         self.folder = folder
         self.model, self.data, self.out = (folder / name for name in ("model", "data", "out"))
-        for one in (self.model, self.data):
-            one.mkdir()
+        self.kept = None
+        self.restore()
+
+    def restore(self):
+        """As it was before the first input, also where a child died over one."""
+        for one in (self.model, self.data, self.out):
+            shutil.rmtree(one, ignore_errors=True)
+        self.model.mkdir()
+        self.data.mkdir()
         (self.model / "tokenizer.json").write_bytes(tokenizer_json())
         (self.model / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
         (self.model / "chat_template.jinja").write_text(TEMPLATE)
         (self.data / "rows.jsonl").write_text(json.dumps(ROWS[3]) + "\n" + json.dumps(ROWS[4]) + "\n")
-        self.kept = None
 
     def tools(self, kind):
         """What stands for documents.TextTools: where the checkpoint is the good one, its template's process is kept."""
@@ -247,6 +254,7 @@ def in_child(setting, inputs, findings):
     if os.WIFSIGNALED(status):
         kind, _, content = current.read_bytes().partition(b"\n")
         report(findings, kind.decode(), content, f"ended by signal {os.WTERMSIG(status)}")
+        setting.restore()
         return 1
     return os.WEXITSTATUS(status)
 
@@ -262,8 +270,8 @@ def run(setting, arguments):
     for kind, content in stored():
         pool[kind].append(content)
     kinds = arguments.kinds.split(",") if arguments.kinds else list(pool)
-    # A template costs the start of a process, the others a millisecond.
-    weights = [1 if kind in ("tokenizer_config.json", "chat_template.jinja") else 6 for kind in kinds]
+    # Templates and Parquet files cost the start of a process, the others a millisecond.
+    weights = [1 if kind in ("tokenizer_config.json", "chat_template.jinja", "rows.parquet") else 10 for kind in kinds]
     random_ = random.Random(arguments.seed)
     tried = wrong = 0
     end = time.monotonic() + arguments.seconds

@@ -21,7 +21,8 @@ static void prepare(void)
     char path[512];
     put_shard("model-00001-of-00002.safetensors", "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}");
     put_shard("model-00002-of-00002.safetensors",
-              "{\"b\":{\"dtype\":\"F16\",\"shape\":[2,1],\"data_offsets\":[0,4]},\"c\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]}}");
+              "{\"b\":{\"dtype\":\"F16\",\"shape\":[2,1],\"data_offsets\":[0,4]},"
+              "\"c\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]}}");
     snprintf(path, sizeof path, "%s/out.safetensors", fuzz_folder());
     FUZZ_REQUIRE(symlink("/proc/self/exe", path) == 0, "no link %s", path);
 }

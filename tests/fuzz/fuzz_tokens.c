@@ -26,8 +26,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     FUZZ_REQUIRE(learned == t.n_learned, "%llu tokens are learned", (unsigned long long)learned);
     for (uint64_t d = 0; d < t.n_doc; d++) {
-        FUZZ_REQUIRE(t.doc_start[d] < t.doc_start[d + 1] && t.doc_start[d + 1] <= t.n_token, "document %llu", (unsigned long long)d);
-        FUZZ_REQUIRE(t.doc_start[d + 1] - t.doc_start[d] <= t.doc_len_max, "document %llu is too long", (unsigned long long)d);
+        uint64_t first = t.doc_start[d], end = t.doc_start[d + 1];
+        FUZZ_REQUIRE(first < end && end <= t.n_token, "document %llu", (unsigned long long)d);
+        FUZZ_REQUIRE(end - first <= t.doc_len_max, "document %llu is too long", (unsigned long long)d);
     }
     fuzz_touch(t.meta, t.meta_size);
     fb_tokens_close(&t);

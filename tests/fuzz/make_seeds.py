@@ -1,8 +1,8 @@
-"""Writes the first inputs of the C fuzz targets into a folder, one subfolder a target: small good files, from which mutation starts.
+"""Writes the first inputs of the C fuzz targets into a folder, one subfolder a target: small good files to mutate.
 
     python tests/fuzz/make_seeds.py FOLDER
 
-tests/fuzz/corpus holds what fuzzing made of them (tests/fuzz/run.sh merge); this is where another format's first inputs are added."""
+tests/fuzz/corpus holds what fuzzing made of them (tests/fuzz/run.sh merge); another format's first inputs are added here."""
 import json
 import struct
 import sys
@@ -55,10 +55,12 @@ def configs(folder):
         put(folder, name, json.dumps({**CONFIG, "rope_scaling": rope}))
     put(folder, "parameters", json.dumps({**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}))
     put(folder, "qwen3", json.dumps({**CONFIG, **QWEN3, "layer_types": ["full_attention"] * 4}))
-    put(folder, "qwen2", json.dumps({**CONFIG, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True,
-                                     "sliding_window": 16, "max_window_layers": 2}))
-    put(folder, "mistral", json.dumps({**CONFIG, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}))
-    put(folder, "tied", json.dumps({**CONFIG, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "pad_token_id": 0}))
+    put(folder, "qwen2", json.dumps({**CONFIG, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
+                                     "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}))
+    put(folder, "mistral", json.dumps({**CONFIG, "model_type": "mistral", "architectures": ["MistralForCausalLM"],
+                                       "sliding_window": 8}))
+    put(folder, "tied", json.dumps({**CONFIG, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+                                    "pad_token_id": 0}))
     put(folder, "generation", json.dumps(CONFIG).encode() + CUT + b'{"eos_token_id": [2, 3, 4]}')
     put(folder, "wide", json.dumps({**CONFIG, "hidden_size": 2**31 - 2, "num_attention_heads": 1, "num_key_value_heads": 1,
                                     "num_hidden_layers": 512, "intermediate_size": 2**31 - 1, "vocab_size": 2**31 - 1}))
@@ -67,8 +69,8 @@ def configs(folder):
 def options(folder):
     for path in sorted(ROOT.glob("demo/*.yaml")):
         put(folder, path.stem, path.read_bytes())
-    put(folder, "keys", "model_name_or_path: m\ndataset: a, b\noutput_dir: o\nlearning_rate: 1e-4\nlr_scheduler_type: cosine_with_min_lr\n"
-                        "lr_scheduler_kwargs: {min_lr: 1e-6}\nhbm_budget: 16GiB\nslots: all\nseed: 1_000\nval_size: 0.1\n"
+    put(folder, "keys", "model_name_or_path: m\ndataset: a, b\noutput_dir: o\nlearning_rate: 1e-4\n"
+                        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\nhbm_budget: 16GiB\nslots: all\nseed: 1_000\nval_size: 0.1\n"
                         "eval_steps: 5\nbf16: true\nreport_to: [none]\npacking: yes\nrecompute: full\n")
     put(folder, "arguments", b"seed: 1\n" + CUT + b"seed=2" + CUT + b"lr_scheduler_kwargs={min_lr: 1e-6}" + CUT +
         b"report_to=[none]" + CUT + b"warmup_type=linear" + CUT + b"lr_scheduler_type=warmup_stable_decay")
@@ -88,14 +90,16 @@ def token_shards(folder):
     meta = b"{}"  # nothing but a header
     ends = struct.pack("<Q", 0)
     body = ends + bytes(56) + meta
-    head = HEADER.pack(MAGIC, 1, HEADER_SIZE, 0, 0, 0, 128, 128, 128, 192, len(meta), 128 + len(body), xxhash.xxh3_64_intdigest(body), 0, 0, 0)
+    head = HEADER.pack(MAGIC, 1, HEADER_SIZE, 0, 0, 0, 128, 128, 128, 192, len(meta), 128 + len(body),
+                       xxhash.xxh3_64_intdigest(body), 0, 0, 0)
     put(folder, "nothing", head.ljust(HEADER_SIZE, b"\0") + body)
 
 
 def progress(folder):
     ours = {"data_step": 3, "update_step": 2, "rows_per_epoch": 8, "steps_per_epoch": 4, "rope_len": 0, "nonfinite_in_a_row": 1,
             "elapsed": 1.5, "finished": False, "fingerprint": "0123456789abcdef"}
-    put(folder, "good", json.dumps({"epoch": 0.75, "global_step": 3, "max_steps": 12, "log_history": [], "forebay": ours}, indent=2))
+    whole = {"epoch": 0.75, "global_step": 3, "max_steps": 12, "log_history": [], "forebay": ours}
+    put(folder, "good", json.dumps(whole, indent=2))
     put(folder, "range", json.dumps({"max_steps": 1, "forebay": {**ours, "rope_len": 2**32, "fingerprint": "0" * 17}}))
 
 

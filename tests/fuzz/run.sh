@@ -38,7 +38,8 @@ merge() {
     local target=$1 merged=$build/merged/$1
     [ -f "$here/fuzz_$target.py" ] && return
     rm -rf "$merged" && mkdir -p "$merged" "$build/corpus/$target"
-    "$build/fuzz/fuzz_$target" -merge=1 -max_len=$input_size_max "$merged" "$here/corpus/$target" "$build/corpus/$target" >"$build/merge-$target.log" 2>&1 || return
+    "$build/fuzz/fuzz_$target" -merge=1 -max_len=$input_size_max "$merged" "$here/corpus/$target" "$build/corpus/$target" \
+        >"$build/merge-$target.log" 2>&1 || return
     # Inputs with names of their own are regression tests, and stay whatever they reach.
     find "$here/corpus/$target" -type f -regextype posix-extended -regex '.*/[0-9a-f]{40}' -delete
     for input in "$merged"/*; do

@@ -1,7 +1,7 @@
 """Writes the malformed files and expected.json: python tests/malformed/make.py
 
-A file lies in the folder of its kind; tests/e2e/test_malformed.py puts it in its place in a good setting.  For each, `says` has parts of
-the one sentence that the command must end with.  Edit here, not there."""
+A file lies in the folder of its kind; tests/e2e/test_malformed.py puts it in its place in a good setting.  For each, `says` has
+parts of the one sentence that the command must end with.  Edit here, not there."""
 import io
 import json
 import shutil
@@ -171,12 +171,14 @@ def make_tokens():
     ids, starts, meta = [1, 2, 3, 4, 5], [0, 3, 5], b'{"fingerprint": "0"}'
     at = {"labels_at": 192, "docs_at": 256, "meta_at": 320}
 
-    def shard(name, *says, ids=ids, mask=(0, 1, 1, 0, 1), starts=starts, meta=meta, cut=None, reserved=b"", flip=None, labels=None, **change):
+    def shard(name, *says, ids=ids, mask=(0, 1, 1, 0, 1), starts=starts, meta=meta, cut=None, reserved=b"",
+              flip=None, labels=None, **change):
         label_bytes = bytes(mask) if labels is None else np.array(labels, "<i4").tobytes()
         sections = [np.array(ids, "<u4").tobytes(), label_bytes, np.array(starts, "<u8").tobytes()]
         body = b"".join(section.ljust(64, b"\0") for section in sections) + meta
-        h = dict(magic=MAGIC, version=1, header_size=HEADER_SIZE, n_token=5, n_doc=2, n_learned=3, ids_at=128, **at, meta_size=len(meta),
-                 file_size=128 + len(body), checksum=xxhash.xxh3_64_intdigest(body), label_kind=0 if labels is None else 1, id_max=5, doc_len_max=3)
+        h = dict(magic=MAGIC, version=1, header_size=HEADER_SIZE, n_token=5, n_doc=2, n_learned=3, ids_at=128, **at,
+                 meta_size=len(meta), file_size=128 + len(body), checksum=xxhash.xxh3_64_intdigest(body),
+                 label_kind=0 if labels is None else 1, id_max=5, doc_len_max=3)
         h.update(change)
         content = bytearray(HEADER.pack(*h.values()).ljust(HEADER_SIZE - len(reserved), b"\0") + reserved + body)
         if flip is not None:
@@ -303,7 +305,15 @@ def make_rows():
     case("rows", "not_utf8.txt", b"one\ntwo \xff\n", ":2: not UTF-8; expected plain text")
     case("rows", "not_parquet.parquet", b"PAR0" + bytes(20), "not a readable Parquet file")
     case("rows", "broken_page.parquet", broken_page(), "broken Parquet data after row 0")
+    case("rows", "text_not_utf8.parquet", not_utf8_parquet(), "broken Parquet data after row 0", "utf-8")
     case("rows", "ids_are_floats.parquet", parquet(pyarrow.table({"input_ids": [[1.0, 2.0]]})), "input_ids[0] is 1.0")
+
+
+def not_utf8_parquet():
+    table = pyarrow.table({"text": ["a text of some length"]})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file, compression="NONE", use_dictionary=False, write_statistics=False)
+    return file.getvalue().replace(b"a text of", b"a \xfft of")
 
 
 def broken_page():
@@ -320,7 +330,8 @@ def make_templates():
     case("template", "refuses", "{{ raise_exception('no thanks') }}", "the chat template fails: no thanks")
     case("template", "undefined", "{{ messages[0].nothing.at_all }}", "the chat template fails", "has no attribute 'nothing'")
     case("template", "reaches_for_python", "{{ ''.__class__.__mro__ }}", "the chat template fails", "unsafe")
-    case("template", "reaches_for_a_function", "{{ raise_exception.__globals__['json'] }}", "the chat template fails", "'__globals__'")
+    case("template", "reaches_for_a_function", "{{ raise_exception.__globals__['json'] }}",
+         "the chat template fails", "'__globals__'")
     case("template", "changes_a_list", "{{ messages.append(1) }}", "the chat template fails", "'append'")
     case("template", "includes_a_file", "{% include '/etc/passwd' %}", "the chat template fails", "loader")
     case("template", "all_memory", "{{ 'a' * 10**12 }}", "too much memory")
@@ -331,25 +342,30 @@ def make_tokenizers():
     case("tokenizer", "empty", b"", "tokenizer.json", "not a tokenizer that can be read")
     case("tokenizer", "array", "[]", "tokenizer.json", "not a tokenizer that can be read", "invalid")
     case("tokenizer", "no_model", '{"version": "1.0"}', "not a tokenizer that can be read", "Model missing")
-    case("tokenizer", "model_type", '{"version": "1.0", "added_tokens": [], "model": {"type": "Neural"}}', "not a tokenizer that can be read")
+    case("tokenizer", "model_type", '{"version": "1.0", "added_tokens": [], "model": {"type": "Neural"}}',
+         "not a tokenizer that can be read")
     case("tokenizer", "not_utf8", b'{"version": "\xff"}', "not a tokenizer that can be read", "UTF-8")
     words = {"type": "WordLevel", "vocab": {"some": 0, "text": 4000}, "unk_token": "text"}
-    case("tokenizer", "other_models", json.dumps({"version": "1.0", "added_tokens": [], "model": words}), "past the model's vocabulary of 300")
+    case("tokenizer", "other_models", json.dumps({"version": "1.0", "added_tokens": [], "model": words}),
+         "past the model's vocabulary of 300")
 
 
 def make_tokenizer_configs():
     case("tokenizer_config", "not_json", "{", "tokenizer_config.json", "not valid JSON")
     case("tokenizer_config", "array", "[1]", "tokenizer_config.json: expected a JSON object")
+    case("tokenizer_config", "surrogate", '{"eos_token": "\\ud800"}', "tokenizer_config.json: not valid JSON",
+         "surrogates not allowed")
     case("tokenizer_config", "end_token", '{"eos_token": "<gone>"}', "eos_token '<gone>'", "not in the vocabulary")
-    case("tokenizer_config", "template_is_a_number", '{"eos_token": "<|endoftext|>", "chat_template": 7}', "neither a string nor a list")
+    case("tokenizer_config", "template_is_a_number", '{"eos_token": "<|endoftext|>", "chat_template": 7}',
+         "neither a string nor a list")
 
 
 def main():
     for folder in HERE.iterdir():
         if folder.is_dir():
             shutil.rmtree(folder)
-    for make in (make_safetensors, make_index, make_config, make_yaml, make_tokens, make_progress, make_info, make_rows, make_templates,
-                 make_tokenizers, make_tokenizer_configs):
+    for make in (make_safetensors, make_index, make_config, make_yaml, make_tokens, make_progress, make_info, make_rows,
+                 make_templates, make_tokenizers, make_tokenizer_configs):
         make()
     lines = [f'  {json.dumps(name)}: {json.dumps(fact, ensure_ascii=False)}' for name, fact in expected.items()]
     (HERE / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
