@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
+
 #include "run/trainlog.h"
 #include "temp_dir.h"
 
