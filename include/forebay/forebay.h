@@ -83,8 +83,18 @@ fb_status fb_train(fb_job *j, fb_error *err);
 fb_status fb_eval(fb_job *j, double *loss, uint64_t *n_token, fb_error *err);
 /* Prepares the token shards; n_preview > 0: shows so many rows instead, learned tokens marked. */
 fb_status fb_data(fb_job *j, uint32_t n_preview, fb_error *err);
-/* The byte ledger.  A plan that does not fit is reported, then FB_NOFIT. */
-fb_status fb_plan_report(fb_job *j, bool json, fb_error *err);
+/* What a run would take: the byte ledger, the step foreseen as a time line, what bounds it, what else would fit, what to buy.  A plan
+ * that does not fit is reported, then FB_NOFIT. */
+typedef struct fb_plan_view {
+    const char *machine;   /* a profile's file, or a shipped one's name; no device is opened.  NULL: this machine */
+    const char *preset;    /* a well-known shape instead of model_name_or_path */
+    const char *hbm, *ram; /* sizes, "1.5TiB": memory of the machine; NULL: what it has */
+    const char *link;      /* GB/s in either direction; NULL: what it has */
+    bool        json;      /* one JSON object as the result */
+    const char *html;      /* file for a page that shows all of it; NULL: none */
+} fb_plan_view;
+
+fb_status fb_plan_report(fb_job *j, const fb_plan_view *v, fb_error *err);
 
 /* ---- without a job ---- */
 

@@ -36,10 +36,11 @@ typedef struct words {
     const char *preset, *model; /* bench */
     unsigned    steps;
     const char *out, *disk;     /* probe */
+    fb_plan_view plan;
     char        trace[4200];    /* --trace FILE as a setting */
 } words;
 
-enum { TAKES_JSON = 1, TAKES_PREVIEW = 2, TAKES_BENCH = 4, TAKES_PROBE = 8 };
+enum { TAKES_JSON = 1, TAKES_PREVIEW = 2, TAKES_BENCH = 4, TAKES_PROBE = 8, TAKES_PLAN = 16 };
 
 static fb_status usage(fb_error *err, const char *why, const char *what, const char *form)
 {
@@ -61,6 +62,19 @@ static bool read_count(const char *text, unsigned max, unsigned *out)
     unsigned long n = text ? strtoul(text, &end, 10) : 0;
     *out = (unsigned)n;
     return n && n <= max && !*end;
+}
+
+/* The field of an option of `plan`; NULL: it is none. */
+static const char **plan_word(fb_plan_view *v, const char *word)
+{
+    const struct {
+        const char *name, **field;
+    } words_of_plan[] = { { "--machine", &v->machine }, { "--preset", &v->preset }, { "--hbm", &v->hbm }, { "--ram", &v->ram },
+                          { "--link", &v->link }, { "--html", &v->html } };
+    for (size_t i = 0; i < sizeof words_of_plan / sizeof *words_of_plan; i++)
+        if (!strcmp(words_of_plan[i].name, word))
+            return words_of_plan[i].field;
+    return NULL;
 }
 
 static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsigned takes, const char *form, fb_error *err)
@@ -93,9 +107,14 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsig
                 return usage(err, "nothing follows", a, form);
             *(a[2] == 'o' ? &w->out : &w->disk) = next;
             i++;
+        } else if (takes & TAKES_PLAN && plan_word(&w->plan, a)) {
+            if (!next)
+                return usage(err, "nothing follows", a, form);
+            *plan_word(&w->plan, a) = next;
+            i++;
         } else if (a[0] == '-' && a[1])
             return usage(err, "unknown option", a, form);
-        else if (w->n_positional < n_wanted)
+        else if (w->n_positional < n_wanted && !(takes & TAKES_PLAN && is_override(a)))
             w->positional[w->n_positional++] = a;
         else if (is_override(a)) {
             if (w->n_override == (int)(sizeof w->overrides / sizeof *w->overrides))
@@ -109,7 +128,8 @@ static fb_status read_words(words *w, int argc, char **argv, int n_wanted, unsig
             return usage(err, "too many settings", "", form);
         w->overrides[w->n_override++] = w->trace;
     }
-    return w->n_positional == n_wanted ? FB_OK : usage(err, "a word is missing", "", form);
+    bool enough = w->n_positional == n_wanted || w->plan.preset; /* a shape needs no configuration file */
+    return enough ? FB_OK : usage(err, "a word is missing", "", form);
 }
 
 /* ---- commands ---- */
@@ -190,7 +210,9 @@ static fb_status act_data(fb_job *j, const words *w, fb_error *err)
 
 static fb_status act_plan(fb_job *j, const words *w, fb_error *err)
 {
-    return fb_plan_report(j, w->json, err);
+    fb_plan_view v = w->plan;
+    v.json = w->json;
+    return fb_plan_report(j, &v, err);
 }
 
 static fb_status run_train(const words *w, fb_error *err) { return with_job(w, act_train, err); }
@@ -246,7 +268,8 @@ static const struct command {
 } commands[] = {
     { "train",    "train CONFIG.yaml [key=value ...]",             "fine-tune or pre-train; the model ends in output_dir", 1, 0, run_train },
     { "data",     "data CONFIG.yaml [--preview N] [key=value ...]", "make the token shards, or show what would be learned", 1, TAKES_PREVIEW, run_data },
-    { "plan",     "plan CONFIG.yaml [--json] [key=value ...]",     "the byte ledger, before anything is allocated", 1, TAKES_JSON, run_plan },
+    { "plan",     "plan CONFIG.yaml | --preset NAME [--machine NAME|FILE] [--hbm SIZE] [--ram SIZE] [--link GB/S] [--json] [--html FILE] [key=value ...]",
+                                                                   "bytes and time of a run, here or elsewhere, before anything is allocated", 1, TAKES_JSON | TAKES_PLAN, run_plan },
     { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, TAKES_JSON, run_inspect },
     { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, 0, run_eval },
     { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, 0, run_generate },

@@ -29,6 +29,7 @@ typedef struct fb_device_info {
     uint64_t memory_free;     /* before this process took any */
     uint64_t memory_overhead; /* taken beside the arena: context, libraries, workspaces, kernels, all warm */
     double   peak_flops;      /* dense, in dtype; 0: not known */
+    char     attention[160];  /* which kernels attention has used so far, and why not the fastest */
     uint64_t logits_size;     /* bytes of logits at a time at which the head's products run at their full rate */
 } fb_device_info;
 

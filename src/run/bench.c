@@ -259,8 +259,9 @@ static void introduce(const bench *b, bool json)
            s->device->ops->name, s->info.name);
     char layout[FB_LAYOUT_SIZE];
     fb_session_describe_layout(s, layout);
-    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
-           b->n_micro > 1 ? "es" : "", layout, b->o->max_grad_norm > 0 ? "exact" : "off");
+    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
+           b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
+    fb_say(b->sink, kind, "a step of %.3f s is foreseen, by %s", s->foreseen.seconds, s->machine_note);
     fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 
@@ -277,6 +278,9 @@ static void report_text(const bench *b)
            "bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30, (double)peak / 0x1p30,
            (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30, (double)b->host_resident / 0x1p30,
            bytes_a_parameter(b, false), bytes_a_parameter(b, true));
+    fb_device_info info;
+    s->device->ops->info(s->device, &info);
+    fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
     fb_say(b->sink, FB_SAY_RESULT, "start-up: %.2f s from the start of the process to the end of the first step", b->start_up);
     if (m.time.n_lost)
         fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them", (unsigned long long)m.time.n_lost);
@@ -333,8 +337,8 @@ static fb_status report_json(const bench *b, fb_error *err)
         json_array_append_new(steps, one);
     }
     char *options = fb_options_json(b->o);
-    json_t *root = json_pack("{s:s, s:I, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:o*}",
-        "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
+    json_t *root = json_pack("{s:f, s:s, s:I, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:o*}",
+        "seconds_foreseen", s->foreseen.seconds, "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
         "compute_dtype", fb_dtype_hf_str(s->act), "tokens_per_step", (json_int_t)b->steps[0].n_token,
         "micro_batches", (int)b->n_micro, "passes", (int)s->plan.layout.n_pass, "slots", (int)s->plan.layout.slots,
         "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
@@ -387,15 +391,16 @@ fb_status fb_bench(const fb_bench_request *r, const fb_sink *sink, fb_error *err
     b.n_warm = b.n_step > WARM_UP ? WARM_UP : b.n_step - 1;
     FB_TRY(read_options(&o, r, sink, err));
     FB_TRY(open_model(&b, r, err));
-    fb_session_batch(&o, &b.rows, &b.micro_rows, &b.n_micro);
-    fb_session_request q = { .options = &o, .train = true, .row_len = o.cutoff_len, .micro_rows = b.micro_rows, .n_micro = b.n_micro,
+    fb_session_request q = { .options = &o, .train = true, .row_len = o.cutoff_len,
                              .trace_steps = o.trace ? b.n_step : 1 };
     b.ids = calloc(o.cutoff_len, sizeof *b.ids);
     b.labels = calloc(o.cutoff_len, sizeof *b.labels);
     b.steps = calloc(b.n_step, sizeof *b.steps);
     if (!b.ids || !b.labels || !b.steps)
         FB_TRY(fb_fail(err, FB_NOMEM, "bench: no memory for rows of %u tokens", o.cutoff_len));
+    fb_session_batch(&o, &q.rows_per_step, &q.micro_rows, &q.n_micro);
     FB_TRY(fb_session_plan(&b.session, &q, err));
+    b.rows = q.rows_per_step, b.micro_rows = q.micro_rows, b.n_micro = q.n_micro;
     introduce(&b, r->json);
     FB_TRY(fb_session_start(&b.session, &q, err));
     FB_TRY(run_steps(&b, r->json, err));

@@ -7,9 +7,7 @@
 #include "config/parse.h"
 #include "device/cpu/cpu.h"
 #include "io/file.h"
-
-/* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
-static const uint64_t RUNTIME_BYTES = 8u << 20;
+#include "run/planning.h"
 
 void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro)
 {
@@ -43,12 +41,16 @@ fb_status fb_session_open_shape(fb_session *s, const char *config_json, const ch
 
 static fb_status open_device(fb_session *s, const fb_options *o, fb_error *err)
 {
+    uint64_t before = fb_memory_resident();
     fb_status st = fb_device_open(&s->device, &(fb_device_options){ .backend = o->backend, .index = o->device,
         .n_thread = o->compute_threads, .memory_max = o->hbm_budget, .deterministic = o->full_determinism,
         .inline_run = !o->overlap }, err);
-    if (st == FB_OK)
-        s->device->ops->info(s->device, &s->info);
-    return st;
+    if (st != FB_OK)
+        return st;
+    uint64_t after = fb_memory_resident();
+    s->device_host_bytes = after > before ? after - before : 0;
+    s->device->ops->info(s->device, &s->info);
+    return FB_OK;
 }
 
 /* Bytes for the arena: what the user allows, else what is free, less what the back end takes beside it.  0: no limit. */
@@ -56,28 +58,6 @@ static uint64_t arena_budget(const fb_session *s, const fb_options *o)
 {
     uint64_t budget = o->hbm_budget ? o->hbm_budget : s->info.memory_free;
     return budget > s->info.memory_overhead ? budget - s->info.memory_overhead : budget ? 1 : 0;
-}
-
-/* What the options say of the layout; what they leave open is as thrifty as it gets. */
-static fb_status asked_layout(fb_layout *l, const fb_options *o, const fb_manifest *m, fb_error *err)
-{
-    static const char some[] = "layers:";
-    fb_recompute recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_RECOMPUTE_SELECTIVE : (fb_recompute)o->recompute;
-    *l = (fb_layout){ .n_pass = o->passes == FB_AUTO ? 1 : o->passes, .slots = o->slots == FB_AUTO ? 2 : o->slots,
-                      .recompute = recompute, .rich = recompute, .kept_on_host = o->activations == FB_PLACE_HOST,
-                      .acc_on_device = o->accumulators == FB_PLACE_DEVICE };
-    int64_t n = 0;
-    if (!strcmp(o->placement, "resident")) {
-        l->home_layers = m->cfg.n_layer;
-        l->home_embed = l->home_head = true;
-    } else if (!strncmp(o->placement, some, sizeof some - 1)) {
-        if (!fb_parse_int(o->placement + sizeof some - 1, &n) || n < 0 || n > m->cfg.n_layer)
-            return fb_fail(err, FB_CONFIG, "placement: '%s' must be layers:N with N from 0 to the model's %u layers", o->placement,
-                           m->cfg.n_layer);
-        l->home_layers = (uint32_t)n;
-        l->home_embed = n > 0;
-    }
-    return FB_OK;
 }
 
 /* Bytes for the host side: what the user allows, else what can be had less what no ledger sees.  0: no limit. */
@@ -89,26 +69,47 @@ static uint64_t host_budget(const fb_options *o, fb_memory_room *room)
     return room->bytes > unseen ? room->bytes - unseen : 1;
 }
 
-fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err)
+fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_request *out, fb_error *err)
 {
-    fb_status st = FB_OK;
     const fb_options *o = r->options;
-    fb_memory_room room = { 0 };
-    if (!s->device)
-        FB_TRY(open_device(s, o, err));
+    fb_status st = s->device ? FB_OK : open_device(s, o, err);
+    if (st != FB_OK)
+        return st;
     s->act = o->compute_dtype == FB_DTYPE_AUTO ? s->info.dtype : (fb_dtype)o->compute_dtype;
     uint32_t n_thread = o->compute_threads ? o->compute_threads : fb_core_count();
-    fb_plan_request p = {
-        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len, .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
-        .unified = s->info.unified, .logits_size = s->info.logits_size,
-        .attention_scratch = s->device->kernels->attention_scratch,
-        .meta_size = fb_micro_size, .runtime_bytes = RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : 0),
-        .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &room), .ram_limit = o->ram_budget ? NULL : room.limit,
+    *out = (fb_plan_request){
+        .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len,
+        .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
+        .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
+        .meta_size = fb_micro_size, .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : s->device_host_bytes),
+        .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &s->room), .ram_limit = o->ram_budget ? NULL : s->room.limit,
     };
-    fb_layout l;
-    FB_TRY(asked_layout(&l, o, &s->manifest, err));
-    s->step_flops = fb_plan_step_flops(&p, &l);
-    st = fb_plan_build(&s->plan, &p, &l, err);
+    return FB_OK;
+}
+
+/* Forward only: nothing to choose but slots, of which two are enough to stream through. */
+static fb_status plan_forward(fb_session *s, const fb_session_request *r, const fb_plan_request *p, fb_error *err)
+{
+    fb_layout l = { .n_pass = 1, .slots = r->options->slots == FB_AUTO ? 2 : r->options->slots, .recompute = FB_RECOMPUTE_FULL };
+    return fb_plan_build(&s->plan, p, &l, err);
+}
+
+fb_status fb_session_plan(fb_session *s, fb_session_request *r, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_plan_request p;
+    fb_wishes wishes;
+    FB_TRY(fb_session_ask(s, r, &p, err));
+    if (!r->train)
+        return plan_forward(s, r, &p, err);
+    uint32_t rows = r->rows_per_step ? r->rows_per_step : r->micro_rows * r->n_micro;
+    FB_TRY(fb_planning_wishes(&wishes, r->options, &s->manifest, s->info.unified, rows, err));
+    if (!r->rows_per_step)
+        wishes.micro_rows = r->micro_rows;
+    fb_planning_machine(&s->machine, s->machine_note, &s->info);
+    st = fb_plan_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, NULL, err);
+    r->micro_rows = p.micro_rows;
+    r->n_micro = p.n_micro;
 done:
     return st;
 }
@@ -163,24 +164,7 @@ void fb_session_close(fb_session *s)
 
 void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE])
 {
-    static const char *const policies[] = { "none", "selective", "full" };
-    const fb_layout *l = &s->plan.layout;
-    uint32_t n_layer = s->manifest.cfg.n_layer, streamed = n_layer - l->home_layers;
-    char *at = text;
-    const char *end = text + FB_LAYOUT_SIZE;
-    *at = 0;
-#define SAY(...) do { int n_ = snprintf(at, (size_t)(end - at), __VA_ARGS__); at += n_ > 0 && n_ < end - at ? n_ : 0; } while (0)
-    SAY("%u pass%s; ", l->n_pass, l->n_pass > 1 ? "es" : "");
-    if (l->home_layers || l->home_embed || l->home_head)
-        SAY("%u of %u layers%s%s live on the device", l->home_layers, n_layer, l->home_embed ? ", the embedding" : "",
-            l->home_head ? ", the head" : "");
-    if (streamed)
-        SAY("%s%u stream through %u slot%s", l->home_layers || l->home_embed ? ", " : "all ", streamed, l->slots, l->slots > 1 ? "s" : "");
-    SAY("; recompute %s", policies[l->recompute]);
-    if (l->n_rich)
-        SAY(" (%s in the last %u)", policies[l->rich], l->n_rich);
-    SAY("; what is kept is on the %s", l->kept_on_host ? "host" : "device");
-#undef SAY
+    fb_layout_describe(&s->plan, &s->manifest, text);
 }
 
 fb_session_memory fb_session_measure(const fb_session *s)

@@ -6,13 +6,17 @@
 #define FB_RUN_SESSION_H
 
 #include "config/options.h"
+#include "base/memory.h"
+#include "run/planning.h"
 #include "train/engine.h"
 
 /* What a session is for, and the batch it must hold. */
 typedef struct fb_session_request {
     const fb_options *options;
     bool        train;
-    uint32_t    row_len, micro_rows, n_micro;
+    uint32_t    row_len;
+    uint32_t    rows_per_step;       /* training; 0: micro_rows x n_micro, and no other cut will do */
+    uint32_t    micro_rows, n_micro; /* rows in a micro-batch: what is preferred, and after planning what was chosen */
     uint32_t    cache_len; /* generate: tokens of the key-value cache */
     fb_activity *activity;  /* what is being done, for reports; NULL: nobody asks */
     const volatile sig_atomic_t *stop; /* not zero: loading weights ends with FB_STOPPED; NULL: never */
@@ -24,9 +28,13 @@ typedef struct fb_session {
     fb_shard_set *shards;  /* closed once the weights are in place; NULL: they are random */
     fb_dtype      act;
     fb_plan       plan;
-    double        step_flops; /* of a full step */
+    fb_timeline   foreseen;   /* training: a step as the plan expects it; no spans */
+    fb_machine    machine;    /* whose rates that is based on */
+    char          machine_note[FB_MACHINE_NOTE_SIZE];
     fb_device    *device;
     fb_device_info info;
+    uint64_t      device_host_bytes; /* host memory that opening the device took: its driver and libraries */
+    fb_memory_room room;   /* of the host, where the user allows no sum */
     fb_team      *team;
     unsigned char *arena;
     fb_state      state;
@@ -39,9 +47,12 @@ fb_status fb_session_open(fb_session *s, const char *model_dir, fb_error *err);
 /* The same for a shape alone, the text of a config.json; the weights will be random, from the option `seed`.  name: for
  * messages. */
 fb_status fb_session_open_shape(fb_session *s, const char *config_json, const char *name, fb_error *err);
-/* After fb_session_open: opens the device, plans for it; allocates neither arena nor state.  May be called again with
- * another request.  FB_NOFIT as fb_plan_build: the plan can then still be looked at. */
-fb_status fb_session_plan(fb_session *s, const fb_session_request *r, fb_error *err);
+/* After fb_session_open: opens the device; what a plan for it is asked for. */
+fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_request *out, fb_error *err);
+/* After fb_session_open: opens the device, plans for it, and leaves the cut into micro-batches in the request; allocates
+ * neither arena nor state.  May be called again with another request.  FB_NOFIT as fb_plan_search: the plan can then still be
+ * looked at. */
+fb_status fb_session_plan(fb_session *s, fb_session_request *r, fb_error *err);
 /* After fb_session_plan: state with its weights, engine. */
 fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error *err);
 void      fb_session_close(fb_session *s); /* a zeroed struct is fine */
@@ -55,7 +66,6 @@ fb_session_memory fb_session_measure(const fb_session *s);
 /* DIR/memory.json: planned and measured bytes of either side. */
 fb_status fb_session_write_memory(const fb_session *s, const char *dir, fb_error *err);
 
-enum { FB_LAYOUT_SIZE = 256 };
 /* The plan's layout in words, as one part of a sentence. */
 void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE]);
 

@@ -39,6 +39,7 @@ typedef struct trainer {
     fb_lr             lr;
     fb_progress       at;
     fb_dtype          save_dtype;
+    uint32_t          n_micro;          /* in a full step */
     double            started;
     double            elapsed_before;   /* by earlier starts of this run */
     double            loss_sum;         /* since the last line */
@@ -86,15 +87,12 @@ static void fingerprint(char out[17], const fb_options *o, const fb_tokens *toke
     snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits(facts, sizeof facts));
 }
 
-static fb_status open_rows(trainer *t, fb_session_request *r, fb_error *err)
+static fb_status open_rows(trainer *t, const fb_session_request *r, fb_error *err)
 {
     const fb_options *o = t->o;
-    uint32_t rows_per_step;
     bool packing = fb_dataset_packing(o);
-    fb_session_batch(o, &rows_per_step, &r->micro_rows, &r->n_micro);
-    r->row_len = fb_dataset_row_len(&t->data, o);
     fb_loader_options lo = { .row_len = r->row_len, .packing = packing, .shuffle = !o->disable_shuffling, .seed = o->seed,
-                             .rows_per_step = rows_per_step, .rows_per_micro = r->micro_rows };
+                             .rows_per_step = r->rows_per_step, .rows_per_micro = r->micro_rows };
     fb_status st = fb_loader_new(&t->rows, &t->data.train, &lo, err);
     lo.packing = lo.shuffle = false;
     if (st == FB_OK && t->data.has_eval)
@@ -272,9 +270,12 @@ static fb_status set_up(trainer *t, fb_error *err)
         FB_TRY(fb_preflight_data(o->model_name_or_path, &room, err));
     FB_TRY(fb_dataset_open(&t->data, o, c, &t->job->stop, t->sink, err));
     FB_TRY(stopped_early(t, err));
-    FB_TRY(open_rows(t, &r, err));
     fb_activity_enter(&t->activity, FB_PHASE_CHECK, 0);
+    fb_session_batch(o, &r.rows_per_step, &r.micro_rows, &r.n_micro);
+    r.row_len = fb_dataset_row_len(&t->data, o);
     FB_TRY(fb_session_plan(&t->session, &r, err));
+    t->n_micro = r.n_micro;
+    FB_TRY(open_rows(t, &r, err));
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
     t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
     t->at.total_steps = steps_in_all(o, t->at.steps_per_epoch);
@@ -306,12 +307,13 @@ static void introduce(const trainer *t)
     const fb_manifest *m = &s->manifest;
     fb_say(t->sink, FB_SAY_PROGRESS, "model: %s, %.1f M parameters, %u layers; %s on %s, updates by %s", m->cfg.arch->hf_name,
            (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->info.name, fb_adamw_selected());
-    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB; %u of %u layers have a slot), host %.1f MiB",
-           (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, s->plan.layout.slots,
-           m->cfg.n_layer, (double)s->plan.host_bytes / 0x1p20);
-    fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step in %u pass%s",
-           (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch,
-           (t->session.plan.micro_per_pass * t->session.plan.layout.n_pass), t->session.plan.layout.n_pass, t->session.plan.layout.n_pass > 1 ? "es" : "");
+    char layout[FB_LAYOUT_SIZE];
+    fb_session_describe_layout(s, layout);
+    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB), host %.1f MiB", (double)s->plan.device_bytes / 0x1p20,
+           (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, (double)s->plan.host_bytes / 0x1p20);
+    fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step; %s",
+           (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch, t->n_micro, layout);
+    fb_say(t->sink, FB_SAY_PROGRESS, "a step of %.3g s is foreseen, by %s", s->foreseen.seconds, s->machine_note);
 }
 
 /* ---- lines ---- */
@@ -462,6 +464,9 @@ static fb_status finish(trainer *t, fb_error *err)
     t->at.elapsed = elapsed(t);
     t->at.rope = *fb_engine_rope(s->engine);
     fb_session_memory held = fb_session_measure(s);
+    fb_device_info info;
+    s->device->ops->info(s->device, &info);
+    fb_say(t->sink, FB_SAY_PROGRESS, "attention: %s", info.attention);
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device planned %.1f, measured %.1f MiB; host planned %.1f, measured %.1f MiB",
            (double)s->plan.device_bytes / 0x1p20, (double)held.device / 0x1p20, (double)s->plan.host_bytes / 0x1p20,
            (double)held.host / 0x1p20);

@@ -13,15 +13,7 @@
 #define FB_SCHED_TRACE_H
 
 #include "device/device.h"
-
-/* Why the compute stream did not compute. */
-#define FB_CAUSE_MAP(X)                                                                                     \
-    X(WEIGHTS, "weights")       /* a block's weights are on their way */                                    \
-    X(GRADIENTS, "gradients")   /* no free accumulator, gradient buffer or slab; at the end, the last ones */ \
-    X(UPDATE, "update")         /* the host waits for a block's update before it sends the weights */       \
-    X(INPUTS, "block inputs")   /* on their way to or from the host */                                      \
-    X(DATA, "data")             /* the batch, embedding rows */                                             \
-    X(HOST, "host")             /* nothing was enqueued */
+#include "sched/cause.h"
 
 /* name, text, what a moment of it counts as: computing, copying, updating, or a cause */
 #define FB_TRACE_KIND_MAP(X)                                              \
@@ -45,14 +37,9 @@
     X(HOST_GATHER, "gather rows", DATA)                                   \
     X(HOST_END, "wait for the end of the step", GRADIENTS)
 
-#define FB_CAUSE_ENUM(name, text) FB_CAUSE_##name,
 #define FB_TRACE_ENUM(name, text, means) FB_TRACE_##name,
-typedef enum { FB_CAUSE_MAP(FB_CAUSE_ENUM) FB_CAUSE_COUNT, FB_CAUSE_WORK, FB_CAUSE_COPY, FB_CAUSE_UPDATING } fb_cause;
 typedef enum { FB_TRACE_KIND_MAP(FB_TRACE_ENUM) FB_TRACE_KIND_COUNT } fb_trace_kind;
-#undef FB_CAUSE_ENUM
 #undef FB_TRACE_ENUM
-
-const char *fb_cause_str(fb_cause c);
 
 #define FB_NO_PART UINT32_MAX
 

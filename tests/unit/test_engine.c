@@ -36,20 +36,21 @@ static void fail_with(const fb_error *err, const setting *x)
     fail_msg("%s (%s)", err->msg, x->overrides[0]);
 }
 
-/* Plans with ever less device memory until it takes n_pass passes, block inputs where they are wanted. */
+/* n_pass passes (0: as the options say), with what is kept where it is wanted, and not a byte more than that takes. */
 static void plan_passes(engine_rig *r, uint32_t n_pass, bool inputs_on_host)
 {
     fb_error err;
     const fb_plan *p = &r->session.plan;
-    r->options.hbm_budget = 0;
-    for (;;) {
+    if (n_pass) {
+        r->options.passes = n_pass;
+        r->options.activations = inputs_on_host ? FB_PLACE_HOST : FB_PLACE_DEVICE;
+    }
+    for (int i = 0; i < 1 + (n_pass > 0); i++) {
         if (fb_session_plan(&r->session, &r->request, &err) != FB_OK)
             fail_msg("%s", err.msg);
-        if (!n_pass || (p->layout.n_pass == n_pass && p->layout.kept_on_host >= inputs_on_host))
-            break;
-        r->options.hbm_budget = p->device_bytes - 1;
+        assert_true(!n_pass || p->layout.n_pass == n_pass);
+        r->options.hbm_budget = n_pass ? p->device_bytes : 0;
     }
-    r->options.hbm_budget = n_pass ? p->device_bytes : 0;
 }
 
 static void evaluate(engine_rig *r, uint32_t step, double *loss)

@@ -12,6 +12,8 @@
 
 /* Host-side working memory of the CPU kernels: one equal piece a worker, made at open. */
 enum { FB_CPU_SCRATCH_SIZE = 8 << 20 };
+/* fb_device_info.logits_size */
+enum { FB_CPU_LOGITS_SIZE = 64 << 20 };
 
 typedef struct fb_cpu_scratch {
     fb_team        *team;

@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "device/cuda/attention_cudnn.h"
+#include "device/cuda/planned.h"
 
 namespace fe = cudnn_frontend;
 typedef std::shared_ptr<fe::graph::Tensor_attributes> tensor;
@@ -31,7 +32,7 @@ void *cudnn_dlhandle; /* the front end's; set by fb_cudnn_open */
 namespace {
 
 constexpr size_t VERSION_MIN = 91200;
-constexpr uint32_t PLAN_MAX = 256, EVEN_STEP = 128, LEN_MIN = 128, T_MIN = 1024, ALIGNMENT = 256;
+constexpr uint32_t PLAN_MAX = 256, EVEN_STEP = 128, LEN_MIN = 128, ALIGNMENT = 256;
 /* A ragged graph starts a block for every tile of every document of the longest's length; most have nothing to do when one
  * document is far longer than the rest.  Beyond so many times the tokens that there are, the own kernels are the better choice. */
 constexpr uint64_t PADDING_MAX = 16;
@@ -67,16 +68,6 @@ uint32_t power_of_two(uint32_t n, uint32_t least)
     while (p < n && p <= UINT32_MAX / 2)
         p *= 2;
     return p < n ? n : p;
-}
-
-/* Up to the next eighth of an octave. */
-uint64_t token_bound(uint32_t t)
-{
-    uint64_t step = T_MIN / 8;
-    while (t > step * 16)
-        step *= 2;
-    uint64_t bound = (t + step - 1) / step * step;
-    return bound < T_MIN ? T_MIN : bound;
 }
 
 } // namespace
@@ -261,7 +252,7 @@ bool shape_of(shape *s, const fb_attention *a, const fb_attention_bwd *b, char w
     s->ragged = !even;
     s->n_doc = even ? a->n_span : power_of_two(a->n_span, 1);
     s->len = even ? a->q_len_max : power_of_two(a->q_len_max, LEN_MIN);
-    s->t = even ? a->t : (uint32_t)token_bound(a->t);
+    s->t = even ? a->t : (uint32_t)fb_cuda_token_bound(a->t);
     s->n_head = a->n_head;
     s->n_kv_head = a->n_kv_head;
     s->head_dim = a->head_dim;
@@ -512,14 +503,7 @@ fb_cudnn_result backward(fb_cudnn *n, const fb_attention_bwd *b, cutter c)
 
 uint64_t fb_cudnn_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
 {
-    /* A token and query head: in float32 dq's sum, and room for dk's and dv's before they are summed over their group; two
-     * bytes each for packed v, dk and dv, three together, as such a group has at least two heads; lse, delta, and what is
-     * left for alignment.  16 MiB: indices, and what the kernels want for themselves. */
-    uint64_t a_head = 15 * (uint64_t)head_dim + 16, rows, size;
-    if (__builtin_mul_overflow(token_bound(t_max), (uint64_t)n_head, &rows)
-        || __builtin_mul_overflow(rows, a_head, &size) || __builtin_add_overflow(size, UINT64_C(16) << 20, &size))
-        return UINT64_MAX;
-    return size;
+    return fb_cuda_planned_attention(t_max, n_head, head_dim);
 }
 
 fb_cudnn_result fb_cudnn_forward(fb_cudnn *n, const fb_attention *a, void *workspace, uint64_t workspace_size)

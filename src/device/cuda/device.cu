@@ -14,17 +14,15 @@
 
 extern "C" {
 #include "device/cuda/memory.h"
+#include "device/cuda/planned.h"
 #include "device/plugin.h"
 }
 
 enum { CALL_MAX = 1024, INDEX_MAX = 64, CC_MIN = 80, PCI_ID_SIZE = 32 };
 
-/* What a context takes, where the driver's management library does not say: measured on Hopper with CUDA 13, rounded up. */
+/* What a context is taken to need where the driver's management library does not say: an estimate, on the safe side of the
+ * 590 MiB that Hopper with CUDA 13 takes, libraries included. */
 static const uint64_t CONTEXT_SIZE = 640u << 20;
-
-/* Each piece of the head's gradient product reads and writes the whole float32 sum: 2048 rows of a vocabulary of 152064 make
- * that a small part of its time. */
-static const uint64_t LOGITS_SIZE = UINT64_C(1280) << 20;
 
 /* The driver gives times between events as float milliseconds: exact to a microsecond up to here. */
 static const float EPOCH_MS = 8000;
@@ -376,6 +374,7 @@ static uint64_t memory_free_now(fb_cuda *c)
 static void cuda_info(fb_device *d, fb_device_info *out)
 {
     *out = ((fb_cuda *)d)->host->info;
+    fb_cuda_attention_describe((fb_cuda *)d, out->attention, sizeof out->attention);
 }
 
 /* ---- open, close ---- */
@@ -463,7 +462,7 @@ static fb_status start(fb_cuda *c, const cudaDeviceProp *prop, fb_error *err)
     snprintf(info->name, sizeof info->name, "%.60s, compute capability %d.%d", prop->name, prop->major, prop->minor);
     info->unified = prop->integrated;
     info->dtype = FB_BF16;
-    info->logits_size = LOGITS_SIZE;
+    info->logits_size = FB_CUDA_LOGITS_SIZE;
     info->memory_total = total;
     info->memory_free = h->free_before;
     info->peak_flops = peak_flops(prop->name);
