@@ -77,7 +77,7 @@ static void failures_are_sentences(void **unused)
     fb_error err;
     fb_trainlog l;
     assert_int_equal(fb_trainlog_open(&l, temp_path("nowhere"), 0, &err), FB_IO);
-    assert_null(l.file);
+    assert_null(l.path);
     assert_null(l.path);
     l = (fb_trainlog){ .fd = open("/dev/full", O_WRONLY | O_APPEND), .path = strdup("/dev/full") };
     expect_failure(fb_trainlog_write(&l, json_pack("{s:i}", "current_steps", 1), &err), FB_IO, &err, "No space left on device");
