@@ -49,7 +49,7 @@ class Fault:
 @dataclass
 class Verdict:
     fault: str
-    outcome: str
+    outcome: str = ""
     complaints: list = field(default_factory=list)
 
 
@@ -162,7 +162,7 @@ class Campaign:
         if fault.child:
             lives = random.Random(number).choice([0, 0.02, 0.05, 0.1, 0.2])
             env.update(FOREBAY_PYTHON=str(self.child), REAL_PYTHON=self.python, CHILD_LIVES=str(lives))
-        verdict = Verdict(f"{fault.kind}, call {call} (run {index}, {' '.join(words)} {env})", "")
+        verdict = Verdict(f"{fault.kind}, call {call} (run {index}, {' '.join(words)} {env})")
         config = self.config(out, index)
         code, err = self.start(config, *words, **env)
         self.judge_end(verdict, fault, code, err)
