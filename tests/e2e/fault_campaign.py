@@ -26,6 +26,8 @@ SANITIZER_EXIT = 99
 KILLED = -9
 RUNS = [dict(compute_dtype="float32", save_dtype="float32"), dict(compute_dtype="bfloat16", save_dtype="bfloat16"),
         dict(compute_dtype="bfloat16", save_dtype="float32", max_grad_norm="0")]
+RESUMED = len(RUNS)     # one more: the second of these, gone on with from checkpoint-2 and checkpoint-4
+RUNS.append(RUNS[1])
 VARIES = {"trainer_state.json", "manifest.json"}        # they hold the time that a run took
 DYING_CHILD = """#!/bin/sh
 exec 3<&0
@@ -44,6 +46,7 @@ class Fault:
     io: str = ""
     host: str = ""
     child: bool = False
+    file_size: bool = False
 
 
 @dataclass
@@ -62,14 +65,16 @@ def all_faults(counts, sanitized):
              for op, why in (("write", "ENOSPC"), ("write", "EINTR"), ("read", "EINTR"), ("open", "EMFILE"), ("open", "EACCES"),
                              ("mkdir", "ENOSPC"), ("rename", "EROFS"), ("sync", "ENOSPC"), ("map", "ENOMEM"))]
     made += [Fault("file, the disk is full", "io write", io="full={n}"),
-             Fault("file, a short write", "io write", io="short=write:{n}"), Fault("file, a short read", "io read", io="short=read:{n}"),
+             Fault("file, a short write", "io write", io="short=write:{n}"),
+             Fault("file, a short read", "io read", io="short=read:{n}"),
              Fault("file, all writes and reads short", "", io="short=write:0,short=read:0"),
              Fault("file, slow writes", "", io="slow=write:1500"), Fault("file, slow syncs", "", io="slow=sync:9000")]
-    made += [Fault(f"power cut at {op}", f"io {op}", io=f"die={op}:{{n}}") for op in ("open", "write", "sync", "rename", "mkdir", "remove")
-             for _ in range(2)]
+    made += [Fault(f"power cut at {op}", f"io {op}", io=f"die={op}:{{n}}")
+             for op in ("open", "write", "sync", "rename", "mkdir", "remove") for _ in range(2)]
     if not sanitized:       # a sanitizer's own allocator cannot be stood in for
         made += [Fault(f"host, {op} fails", f"host {op}", host=f"{op}:{{n}}") for op in counts["host"] for _ in range(2)]
     made += [Fault("the data's process dies", "", child=True)] * 2
+    made += [Fault("file, its size is limited", "", file_size=True)] * 2
     return made
 
 
@@ -103,7 +108,8 @@ class Campaign:
         self.rows = write_rows(self.folder / "rows.jsonl", make_rows(24))
         self.few = write_rows(self.folder / "few.jsonl", make_rows(4, seed=2))
         self.shim = self.folder / "fail_nth.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.shim, ROOT / "tests" / "tools" / "fail_nth.c", "-ldl"], check=True)
+        source = ROOT / "tests" / "tools" / "fail_nth.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.shim, source, "-ldl"], check=True)
         self.child = self.folder / "dying_child"
         self.child.write_text(DYING_CHILD)
         self.child.chmod(0o755)
@@ -113,14 +119,21 @@ class Campaign:
     def config(self, out, index, **more):
         return write_yaml(out.parent / (out.name + ".yaml"), options(
             self.model, self.rows, out, save_strategy="steps", save_steps=2, slots=2, eval_dataset=self.few, eval_strategy="steps",
-            eval_steps=4, compute_threads=1, update_threads=2, **{**RUNS[index], **more}))
+            eval_steps=4, compute_threads=1, update_threads=2,
+            resume_from_checkpoint=index == RESUMED or None, **{**RUNS[index], **more}))
 
-    def start(self, config, *words, **environment):
+    def prepare(self, out, index):
+        if index == RESUMED:
+            out.mkdir()
+            for name in "checkpoint-2", "checkpoint-4":
+                shutil.copytree(self.folder / "healthy-1" / name, out / name)
+
+    def start(self, config, *words, before=(), **environment):
         """Exit code and standard error; None: it hung."""
         env = {**os.environ, "ASAN_OPTIONS": f"exitcode={SANITIZER_EXIT}:detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=1",
                "FOREBAY_PYTHON": self.python, **environment}
-        process = subprocess.Popen([str(FOREBAY), "train", str(config), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   text=True, env=env)
+        process = subprocess.Popen([*before, str(FOREBAY), "train", str(config), *words], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=env)
         try:
             _, err = process.communicate(timeout=BOUND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -131,6 +144,7 @@ class Campaign:
     def run_healthy(self, index):
         """The calls that a run makes, what it leaves, and its checkpoints."""
         out, log = self.folder / f"healthy-{index}", self.folder / f"counts-{index}"
+        self.prepare(out, index)
         host = {} if self.sanitized else dict(LD_PRELOAD=str(self.shim), FAIL_NTH=f"count:{log}")
         code, err = self.start(self.config(out, index), f"backend=fault:count={log}", FOREBAY_FAULT_IO=f"count={log}", **host)
         assert code == 0, err
@@ -152,7 +166,8 @@ class Campaign:
 
     def strike(self, number, index, fault, call):
         out = self.folder / f"run-{number}"
-        words, env = [], {}
+        words, env, before = [], {}, []
+        chance = random.Random(number)
         if fault.device:
             words.append("backend=fault:" + fault.device.format(n=call))
         if fault.io:
@@ -160,11 +175,14 @@ class Campaign:
         if fault.host:
             env.update(LD_PRELOAD=str(self.shim), FAIL_NTH=fault.host.format(n=call))
         if fault.child:
-            lives = random.Random(number).choice([0, 0.02, 0.05, 0.1, 0.2])
+            lives = chance.choice([0, 0.02, 0.05, 0.1, 0.2])
             env.update(FOREBAY_PYTHON=str(self.child), REAL_PYTHON=self.python, CHILD_LIVES=str(lives))
-        verdict = Verdict(f"{fault.kind}, call {call} (run {index}, {' '.join(words)} {env})")
+        if fault.file_size:
+            before = ["prlimit", f"--fsize={chance.choice([0, 100, 3000, 10000, 30000, 60000, 100000])}"]
+        verdict = Verdict(f"{fault.kind}, call {call} (run {index}, {' '.join(before + words)} {env})")
+        self.prepare(out, index)
         config = self.config(out, index)
-        code, err = self.start(config, *words, **env)
+        code, err = self.start(config, *words, before=before, **env)
         self.judge_end(verdict, fault, code, err)
         self.judge_folder(verdict, out, index)
         again, err_again = self.start(config, "resume_from_checkpoint=true")

@@ -42,13 +42,15 @@ def test_the_campaign_sees_what_is_wrong(tmp_path):
     assert not complaints(campaign.judge_end, fault, 1, "step 1\nforebay: a\n")
 
 
-@pytest.mark.parametrize("how", [dict(), dict(compute_dtype="bfloat16", max_grad_norm="0"), dict(compute_dtype="bfloat16", slots=1)])
+@pytest.mark.parametrize("how", [dict(), dict(compute_dtype="bfloat16", max_grad_norm="0"),
+                                 dict(compute_dtype="bfloat16", slots=1)])
 def test_nothing_is_read_before_it_is_written(models, rows24, tmp_path, how):
     """Memory of the device and of the host's allocator is filled with one byte or another, and no bit depends on it."""
     made = {}
     for byte in 0, 127, 255:
         out = tmp_path / f"out-{byte}"
-        config = write_yaml(tmp_path / f"{byte}.yaml", options(models["untied"], rows24, out, backend=f"fault:poison={byte}", **how))
+        config = write_yaml(tmp_path / f"{byte}.yaml", options(models["untied"], rows24, out,
+                                                               backend=f"fault:poison={byte}", **how))
         result = run(FOREBAY, "train", config, env={"MALLOC_PERTURB_": str(byte)})
         assert result.code == 0, result.err
         made[byte] = (out / "model.safetensors").read_bytes()

@@ -13,7 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
 
 enum { MALLOC, CALLOC, REALLOC, ALIGNED_ALLOC, MMAP, PTHREAD_CREATE, COUNT };
 static const char *const names[] = { "malloc", "calloc", "realloc", "aligned_alloc", "mmap", "pthread_create" };

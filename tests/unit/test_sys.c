@@ -35,9 +35,9 @@ static int no_faults(void **state)
 static void specs_are_read_strictly(void **unused)
 {
     (void)unused;
-    static const char *const bad[] = { "fail", "fail=", "fail=write", "fail=write:", "fail=write:0", "fail=write:1:", "fail=write:1:EWHAT",
-        "fail=wrote:1", "fail=write:1x", "short=open:1", "short=write", "slow=write:10000001", "die=write:0", "full=0", "full=", "full=1x",
-        "count=", "fail=write:1,,fail=read:1", " fail=write:1", "fail=write:-1", "nonsense" };
+    static const char *const bad[] = { "fail", "fail=", "fail=write", "fail=write:", "fail=write:0", "fail=write:1:",
+        "fail=write:1:EWHAT", "fail=wrote:1", "fail=write:1x", "short=open:1", "short=write", "slow=write:10000001", "die=write:0", "full=0", "full=",
+        "full=1x", "count=", "fail=write:1,,fail=read:1", " fail=write:1", "fail=write:-1", "nonsense" };
     for (size_t i = 0; i < FB_COUNT(bad); i++) {
         fb_error err = { 0 };
         if (fb_sys_faults(bad[i], &err) != FB_CONFIG)
@@ -94,7 +94,8 @@ static void short_calls_are_gone_on_with(void **unused)
 static void a_failed_write_leaves_what_was_there(void **unused)
 {
     (void)unused;
-    static const char *const faults[] = { "fail=open:1", "fail=write:1:ENOSPC", "short=write:1,fail=write:2", "fail=sync:1", "fail=rename:1" };
+    static const char *const faults[] = { "fail=open:1", "fail=write:1:ENOSPC", "short=write:1,fail=write:2", "fail=sync:1",
+                                          "fail=rename:1" };
     char *back;
     uint64_t size;
     fb_error err;

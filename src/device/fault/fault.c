@@ -295,13 +295,14 @@ static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
             f->poison = (int)value;
         else if (!strncmp(word, "count=", 6) && word[6])
             strcpy(f->count_path, word + 6);
-        else if ((!strncmp(word, "fail=", 5) || !strncmp(word, "slow=", 5)) && colon && read_number(colon + 1, UINT64_MAX, &value) && value) {
+        else if ((!strncmp(word, "fail=", 5) || !strncmp(word, "slow=", 5)) && colon
+                 && read_number(colon + 1, UINT64_MAX, &value) && value) {
             fb_status st = parse_point(f, word + 5, colon, value, word[0] == 'f', err);
             if (st != FB_OK)
                 return st;
         } else
-            return fb_fail(err, FB_CONFIG, "backend fault: '%.64s' is not seed=N, delay=MICROS (up to 1000000), fail=OP:N, slow=OP:N, "
-                           "poison=BYTE or count=PATH", word);
+            return fb_fail(err, FB_CONFIG, "backend fault: '%.64s' is not seed=N, delay=MICROS (up to 1000000), fail=OP:N, "
+                           "slow=OP:N, poison=BYTE or count=PATH", word);
     }
     return FB_OK;
 }
