@@ -36,7 +36,8 @@ static void specs_are_read_strictly(void **unused)
 {
     (void)unused;
     static const char *const bad[] = { "fail", "fail=", "fail=write", "fail=write:", "fail=write:0", "fail=write:1:",
-        "fail=write:1:EWHAT", "fail=wrote:1", "fail=write:1x", "short=open:1", "short=write", "slow=write:10000001", "die=write:0", "full=0", "full=",
+        "fail=write:1:EWHAT", "fail=wrote:1", "fail=write:1x", "short=open:1", "short=write", "slow=write:10000001",
+        "die=write:0", "full=0", "full=",
         "full=1x", "count=", "fail=write:1,,fail=read:1", " fail=write:1", "fail=write:-1", "nonsense" };
     for (size_t i = 0; i < FB_COUNT(bad); i++) {
         fb_error err = { 0 };
