@@ -4,7 +4,7 @@
 
 const char *fb_dtype_str(fb_dtype t)
 {
-    static const char *const names[] = { [FB_F32] = "F32", [FB_F16] = "F16", [FB_BF16] = "BF16" };
+    static const char *const names[] = { [FB_F32] = "F32", [FB_F16] = "F16", [FB_BF16] = "BF16", [FB_I16] = "I16" };
     return names[t];
 }
 

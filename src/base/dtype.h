@@ -5,14 +5,15 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef enum { FB_F32, FB_F16, FB_BF16, FB_DTYPE_COUNT } fb_dtype;
+/* FB_I16 is no type of weights: a checkpoint's remainders are in it. */
+typedef enum { FB_F32, FB_F16, FB_BF16, FB_DTYPE_COUNT, FB_I16 = FB_DTYPE_COUNT } fb_dtype;
 
 static inline uint64_t fb_dtype_size(fb_dtype t)
 {
     return t == FB_F32 ? 4 : 2;
 }
 
-/* The safetensors spelling: "F32", "F16", "BF16". */
+/* The safetensors spelling: "F32", "F16", "BF16", "I16". */
 const char *fb_dtype_str(fb_dtype t);
 /* The Hugging Face spelling: "float32", "float16", "bfloat16". */
 const char *fb_dtype_hf_str(fb_dtype t);

@@ -38,7 +38,7 @@ static const fb_choice update_kernels[] = { { "auto", 0 }, { "scalar", 0 }, { "a
 #define KEY_U64(n, fallback, lo, help)             ROW(n, U64, uint64_t, fallback, help, lo, INFINITY, NULL, 0, 0)
 #define KEY_I64(n, fallback, lo, help)             ROW(n, I64, int64_t, fallback, help, lo, INFINITY, NULL, 0, 0)
 #define KEY_REAL(n, fallback, lo, hi, flags, help) ROW(n, REAL, double, fallback, help, lo, hi, NULL, flags, 0)
-#define KEY_SIZE(n, help)                          ROW(n, SIZE, uint64_t, "auto", help, 0, 0, NULL, FB_KEY_AUTO, 0)
+#define KEY_SIZE(n, flags, help)                   ROW(n, SIZE, uint64_t, "auto", help, 0, 0, NULL, flags, 0)
 #define KEY_CHOICE(n, fallback, choices, help)     ROW(n, CHOICE, int, fallback, help, 0, 0, choices, 0, 0)
 #define KEY_TEXT(n, fallback, choices, flags, help) ROW(n, TEXT, char *, fallback, help, 0, 0, choices, flags, 0)
 /* The same for what transformers takes in lr_scheduler_kwargs. */
@@ -98,6 +98,7 @@ const fb_key fb_key_table[] = {
     KEY_CHOICE(save_strategy, "steps", strategies, "when to save a checkpoint"),
     KEY_U32(save_steps, "500", 1, U32_MAX, 0, "updates between checkpoints"),
     KEY_U32(save_total_limit, "0", 0, U32_MAX, 0, "newest checkpoints to keep; 0: all"),
+    KEY_SIZE(save_buffer, FB_KEY_AUTO_MOST, "host memory for what a checkpoint has not written yet; auto: what ram_budget leaves"),
     KEY_CHOICE(save_dtype, "auto", save_dtypes, "dtype of saved weights; auto: the checkpoint's"),
     KEY_CHOICE(eval_strategy, "no", strategies, "when to evaluate; eval_steps alone means steps"),
     KEY_U32(eval_steps, NULL, 1, U32_MAX, 0, "updates between evaluations; default: logging_steps"),
@@ -108,10 +109,9 @@ const fb_key fb_key_table[] = {
     KEY_TEXT(backend, "auto", backends, 0, "device back end"),
     KEY_U32(device, "0", 0, 1023, 0, "number of the device"),
     KEY_CHOICE(compute_dtype, "auto", compute_dtypes, "auto: bfloat16 on cuda, float32 on cpu"),
-    KEY_SIZE(hbm_budget, "device memory to use; auto: what is free (cpu: no limit)"),
-    KEY_SIZE(ram_budget, "host memory to use; auto: what the machine has"),
-    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device with their state: auto, none (stream), all (resident), or "
-             "the embedding and the first N layers (layers:N)"),
+    KEY_SIZE(hbm_budget, FB_KEY_AUTO, "device memory to use; auto: what is free (cpu: no limit)"),
+    KEY_SIZE(ram_budget, FB_KEY_AUTO, "host memory to use; auto: what the machine has"),
+    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device: auto, none (stream), all (resident), the first (layers:N)"),
     KEY_U32(slots, "auto", 1, U32_MAX, FB_KEY_ALL | FB_KEY_AUTO, "device buffers that blocks stream through"),
     KEY_U32(passes, "auto", 1, U32_MAX, FB_KEY_AUTO, "parts of a step that go through all blocks one after the other"),
     KEY_CHOICE(activations, "auto", places, "where what the forward keeps waits for the backward"),
@@ -230,7 +230,7 @@ const char *fb_key_expectation(char buf[FB_EXPECTATION_SIZE], const fb_key *k)
         if (isfinite(k->hi) && k->hi < U32_MAX)
             SAY(" and %s %.12g", k->flags & FB_KEY_BELOW ? "below" : "at most", k->hi);
     }
-    if (k->flags & (FB_KEY_AUTO | FB_KEY_ALL))
+    if (k->flags & (FB_KEY_AUTO | FB_KEY_AUTO_MOST | FB_KEY_ALL))
         SAY(", or %s", !(k->flags & FB_KEY_ALL) ? "auto" : k->flags & FB_KEY_AUTO ? "auto, or all" : "all");
 #undef SAY
     return buf;
@@ -292,6 +292,10 @@ fb_status fb_key_set(fb_options *o, const fb_key *k, const char *text)
     }
     if (k->flags & FB_KEY_ALL && !strcmp(text, "all")) {
         store(o, k, FB_SLOTS_ALL);
+        return FB_OK;
+    }
+    if (k->flags & FB_KEY_AUTO_MOST && !strcmp(text, "auto")) {
+        *(uint64_t *)at = FB_SIZE_MOST;
         return FB_OK;
     }
     switch (k->kind) {
@@ -366,6 +370,8 @@ json_t *fb_key_json(const fb_options *o, const fb_key *k)
     case FB_KIND_SIZE: {
         uint64_t value = k->kind == FB_KIND_U32 ? *(const uint32_t *)at : *(const uint64_t *)at;
         if (k->flags & FB_KEY_AUTO && value == FB_AUTO)
+            return json_string("auto");
+        if (k->flags & FB_KEY_AUTO_MOST && value == FB_SIZE_MOST)
             return json_string("auto");
         if (k->flags & FB_KEY_ALL && value == FB_SLOTS_ALL)
             return json_string("all");

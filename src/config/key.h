@@ -24,7 +24,8 @@ enum {
     FB_KEY_ALL = 4,       /* takes `all`, stored as FB_SLOTS_ALL */
     FB_KEY_LIST = 8,      /* takes a list, joined by commas */
     FB_KEY_SWITCH = 16,   /* text, where a bool is normalised to true or false */
-    FB_KEY_MAY_EMPTY = 32 /* text, where an empty one is not the same as none */
+    FB_KEY_MAY_EMPTY = 32, /* text, where an empty one is not the same as none */
+    FB_KEY_AUTO_MOST = 64  /* a size: takes `auto`, stored as FB_SIZE_MOST, because 0 is a size too */
 };
 
 typedef struct fb_key {
@@ -39,7 +40,7 @@ typedef struct fb_key {
     unsigned         schedules; /* an lr_scheduler_kwargs key: bit 1 << fb_lr_type for each schedule that takes it */
 } fb_key;
 
-enum { FB_KEY_COUNT = 66, FB_EXPECTATION_SIZE = 256 };
+enum { FB_KEY_COUNT = 67, FB_EXPECTATION_SIZE = 256 };
 extern const fb_key fb_key_table[]; /* FB_KEY_COUNT rows */
 
 static inline void *fb_key_field(const fb_options *o, const fb_key *k)

@@ -21,6 +21,7 @@ typedef enum { FB_DTYPE_AUTO = -1 } fb_dtype_auto;
 
 enum { FB_AUTO = 0 }; /* numeric keys that also take `auto`; slots: UINT32_MAX is `all` */
 #define FB_SLOTS_ALL UINT32_MAX
+#define FB_SIZE_MOST UINT64_MAX
 
 typedef struct fb_options {
     /* model and data */
@@ -64,6 +65,7 @@ typedef struct fb_options {
     int    save_strategy;     /* fb_save_strategy, default steps */
     uint32_t save_steps;      /* default 500 */
     uint32_t save_total_limit; /* 0: no limit */
+    uint64_t save_buffer;     /* bytes; FB_SIZE_MOST (auto): what ram_budget leaves, at most the state */
     int    save_dtype;        /* fb_dtype or FB_DTYPE_AUTO: the checkpoint's */
     int    eval_strategy;     /* default no; eval_steps given sets steps */
     uint32_t eval_steps;

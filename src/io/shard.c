@@ -95,7 +95,7 @@ static fb_status shard_map(fb_shard *s, fb_error *err)
 }
 
 /* Every dtype of the format, so that "not for us" and "not in the format" read differently. */
-static const char *const foreign_dtypes[] = { "BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F64", "C64",
+static const char *const foreign_dtypes[] = { "BOOL", "U8", "I8", "U16", "U32", "I32", "U64", "I64", "F64", "C64",
                                               "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0",
                                               "F8_E4M3FNUZ", "F8_E5M2FNUZ" };
 
@@ -104,7 +104,7 @@ static fb_status parse_dtype(const fb_shard *s, fb_tensor *t, const json_t *valu
     const char *text = json_string_value(value);
     if (!text)
         return BAD(s, "tensor '%.96s' has no dtype; expected a string such as \"BF16\"", t->name);
-    for (fb_dtype d = 0; d < FB_DTYPE_COUNT; d++)
+    for (fb_dtype d = 0; d <= FB_I16; d++)
         if (strcmp(text, fb_dtype_str(d)) == 0) {
             t->dtype = d;
             return FB_OK;

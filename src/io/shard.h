@@ -39,7 +39,7 @@ void        fb_shard_close(fb_shard *s); /* NULL is fine */
 
 /* All shards of a model folder: model.safetensors, or the files that model.safetensors.index.json names.
  * An index that names a missing file, a path outside the folder, or places a tensor in a file that lacks it is
- * FB_INPUT. */
+ * FB_INPUT, and so is a tensor of integers. */
 typedef struct fb_shard_set fb_shard_set;
 fb_status        fb_shard_set_open(fb_shard_set **out, const char *dir, fb_error *err);
 const fb_tensor *fb_shard_set_find(const fb_shard_set *s, const char *name);

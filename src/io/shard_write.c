@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 typedef struct entry {
     char    *name;
@@ -31,7 +32,13 @@ struct fb_shard_writer {
     uint64_t filled;    /* its bytes so far */
     int      fd;        /* the shard being written, or -1 */
     uint64_t body;      /* where its data start */
+    uint64_t end, clean; /* bytes written to it; of these, on their way to the disk */
+    fb_sums *sums;      /* NULL: not wanted */
+    XXH3_state_t *sum;  /* of the shard being written */
 };
+
+/* Bytes that are sent to the disk at a time. */
+static const uint64_t WINDOW = 32u << 20;
 
 static const char temporary_suffix[] = ".tmp";
 
@@ -52,6 +59,12 @@ fb_status fb_shard_writer_new(fb_shard_writer **out, const char *dir, const char
     }
     *out = w;
     return FB_OK;
+}
+
+void fb_shard_writer_sum(fb_shard_writer *w, fb_sums *sums)
+{
+    assert(w->n_shard == 0);
+    w->sums = sums;
 }
 
 fb_status fb_shard_writer_declare(fb_shard_writer *w, const char *name, fb_dtype dtype, uint32_t rank,
@@ -189,6 +202,39 @@ static fb_status write_at(const fb_shard_writer *w, const void *data, uint64_t s
     return FB_OK;
 }
 
+/* Sends full windows on their way, waits for the one before, and drops its pages: a large file neither fills the page cache with
+ * what nobody reads again, nor leaves all its writing to the fsync at the end. */
+static fb_status write_behind(fb_shard_writer *w, fb_error *err)
+{
+    for (; w->end - w->clean >= WINDOW; w->clean += WINDOW) {
+        bool failed = sync_file_range(w->fd, (off_t)w->clean, (off_t)WINDOW, SYNC_FILE_RANGE_WRITE) != 0;
+        if (w->clean && !failed) {
+            failed = sync_file_range(w->fd, (off_t)(w->clean - WINDOW), (off_t)WINDOW, SYNC_FILE_RANGE_WAIT_BEFORE
+                                     | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0;
+            posix_fadvise(w->fd, (off_t)(w->clean - WINDOW), (off_t)WINDOW, POSIX_FADV_DONTNEED);
+        }
+        /* A file system without the call loses nothing but the head start; an error of the disk is told only once, here. */
+        if (failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+            return fb_fail_file(err, FB_IO, w->dir, "shard %u of %u of '%s' cannot be written: %s", w->n_written + 1, w->n_shard,
+                                w->stem, strerror(errno));
+    }
+    return FB_OK;
+}
+
+/* At the end of the shard's bytes so far, where they are summed. */
+static fb_status write_next(fb_shard_writer *w, const void *data, uint64_t size, uint64_t at, fb_error *err)
+{
+    fb_status st = write_at(w, data, size, at, err);
+    if (st != FB_OK)
+        return st;
+    if (w->sums) {
+        assert(at == w->end);
+        XXH3_128bits_update(w->sum, data, size);
+    }
+    w->end += size;
+    return write_behind(w, err);
+}
+
 static fb_status write_header(fb_shard_writer *w, fb_error *err)
 {
     json_t *root = header_json(w, w->n_written);
@@ -198,11 +244,11 @@ static fb_status write_header(fb_shard_writer *w, fb_error *err)
         return fb_fail_file(err, FB_NOMEM, w->dir, "the header of shard %u of '%s' cannot be built: no memory, or a name that is "
                             "not UTF-8", w->n_written + 1, w->stem);
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    fb_status st = write_at(w, &padded, sizeof padded, 0, err);
+    fb_status st = write_next(w, &padded, sizeof padded, 0, err);
     if (st == FB_OK)
-        st = write_at(w, text, length, 8, err);
+        st = write_next(w, text, length, 8, err);
     if (st == FB_OK)
-        st = write_at(w, "       ", padded - length, 8 + length, err);
+        st = write_next(w, "       ", padded - length, 8 + length, err);
     free(text);
     w->body = 8 + padded;
     return st;
@@ -219,7 +265,20 @@ static fb_status shard_begin(fb_shard_writer *w, fb_error *err)
     w->fd = fb_sys_open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return fb_fail_file(err, FB_IO, path, "cannot be created: %s", strerror(errno));
+    w->end = w->clean = 0;
+    if (w->sums && !w->sum && !(w->sum = XXH3_createState()))
+        return fb_fail_file(err, FB_NOMEM, path, "no memory for its sum");
+    if (w->sums)
+        XXH3_128bits_reset(w->sum);
     return write_header(w, err);
+}
+
+static fb_status note_sum(const fb_shard_writer *w, fb_error *err)
+{
+    char path[FB_PATH_SIZE], digits[FB_SUM_DIGITS + 1];
+    fb_status st = shard_name(path, sizeof path, w, w->n_written, "", err);
+    fb_sums_digits(digits, XXH3_128bits_digest(w->sum));
+    return st == FB_OK ? fb_sums_add(w->sums, strrchr(path, '/') + 1, w->end, digits, err) : st;
 }
 
 static fb_status shard_end(fb_shard_writer *w, fb_error *err)
@@ -231,8 +290,9 @@ static fb_status shard_end(fb_shard_writer *w, fb_error *err)
     if (failed)
         return fb_fail_file(err, FB_IO, w->dir, "shard %u of %u of '%s' cannot be made durable: %s", w->n_written + 1, w->n_shard,
                             w->stem, strerror(why));
+    fb_status st = w->sums ? note_sum(w, err) : FB_OK;
     w->n_written++;
-    return FB_OK;
+    return st;
 }
 
 /* Opens and closes shards until the current entry can take bytes or nothing is left to write. */
@@ -265,7 +325,7 @@ fb_status fb_shard_writer_append(fb_shard_writer *w, const void *data, uint64_t 
         assert(w->current < w->n_entry); /* more bytes than were declared */
         entry   *e = &w->entries[w->current];
         uint64_t piece = e->size - w->filled < size ? e->size - w->filled : size;
-        FB_TRY(write_at(w, from, piece, w->body + e->offset + w->filled, err));
+        FB_TRY(write_next(w, from, piece, w->body + e->offset + w->filled, err));
         w->filled += piece;
         from += piece;
         size -= piece;
@@ -398,6 +458,7 @@ void fb_shard_writer_abandon(fb_shard_writer *w)
     for (uint32_t i = 0; i < w->n_entry; i++)
         free(w->entries[i].name);
     free(w->entries);
+    XXH3_freeState(w->sum);
     free(w->dir);
     free(w->stem);
     free(w);

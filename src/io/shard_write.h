@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "io/shard.h"
+#include "io/sums.h"
 
 typedef struct fb_shard_writer fb_shard_writer;
 
@@ -22,6 +23,9 @@ fb_status fb_shard_writer_declare(fb_shard_writer *w, const char *name, fb_dtype
                                   const uint64_t *shape, fb_error *err);
 /* Appends size bytes to the tensor that is being written; moves on to the next when it is full. */
 fb_status fb_shard_writer_append(fb_shard_writer *w, const void *data, uint64_t size, fb_error *err);
+/* Before the first byte: finish adds every file to the list, with the sum of what was written.  All tensors are then of one
+ * element size, so that the bytes come in the file's order. */
+void      fb_shard_writer_sum(fb_shard_writer *w, fb_sums *sums);
 /* Every declared tensor must be full.  Frees w whatever happens. */
 fb_status fb_shard_writer_finish(fb_shard_writer *w, fb_error *err);
 void      fb_shard_writer_abandon(fb_shard_writer *w); /* NULL is fine */

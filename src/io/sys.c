@@ -34,7 +34,7 @@ static uint64_t n_call[OP_COUNT];
 
 static const struct { const char *name; int value; } reasons[] = {
     { "EIO", EIO }, { "ENOSPC", ENOSPC }, { "EINTR", EINTR }, { "EACCES", EACCES }, { "EROFS", EROFS }, { "EMFILE", EMFILE },
-    { "ENOMEM", ENOMEM },
+    { "ENOMEM", ENOMEM }, { "EINVAL", EINVAL },
 };
 
 /* "OP:N" and what stands behind it; false: it is not that. */

@@ -2,7 +2,7 @@
  *
  * FOREBAY_FAULT_IO, read once when a job is opened: comma-separated words.  OP is open, read, write, sync, rename, mkdir, remove
  * or map; N counts the calls of OP from 1.
- *   fail=OP:N[:ERRNO]  the Nth call fails: EIO (the default), ENOSPC, EINTR, EACCES, EROFS, EMFILE, ENOMEM
+ *   fail=OP:N[:ERRNO]  the Nth call fails: EIO (the default), ENOSPC, EINTR, EACCES, EROFS, EMFILE, ENOMEM, EINVAL
  *   full=N             a full disk: from the Nth write on each fails with ENOSPC
  *   short=OP:N         the Nth read or write moves half of its bytes; N = 0: each does
  *   slow=OP:MICROS     each call of OP takes so much longer

@@ -17,7 +17,7 @@ typedef struct fb_layout {
     uint32_t     home_layers;
     bool         home_embed, home_head; /* the same when tied */
     fb_recompute recompute;     /* of all layers but the last n_rich, */
-    fb_recompute rich;          /* whose policy, keeping more, this is */
+    fb_recompute rich;          /* whose policy this is */
     uint32_t     n_rich;
     bool         kept_on_host;  /* what the forward keeps, block inputs included, lives on the host until the backward */
     bool         acc_on_device; /* between passes the fp32 accumulators of streamed blocks rest on the device */

@@ -600,7 +600,9 @@ fb_status fb_plan_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const
     if (st != FB_OK)
         return st;
     search(&s, preferred);
-    const candidate *c = s.found ? &s.best : &s.least;
+    candidate *c = s.found ? &s.best : &s.least;
+    if (c->layout.n_rich == n_layer(&s)) /* the same, in fewer words */
+        c->layout.recompute = c->layout.rich, c->layout.n_rich = 0;
     take_cut(&s, c->micro_rows);
     r->micro_rows = s.r.micro_rows, r->n_micro = s.r.n_micro;
     fb_plan_lay_out(out, r, &c->layout);

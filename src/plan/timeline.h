@@ -44,7 +44,7 @@ typedef struct fb_timeline {
     uint64_t n_updated[2];           /* elements updated by the host, by the device */
 } fb_timeline;
 
-enum { FB_TIMELINE_SPANS = 4096 };
+enum { FB_TIMELINE_SPANS = 1 << 16 };
 
 /* One sentence: what bounds the step, and why. */
 void fb_timeline_explain(char *buf, size_t size, const fb_timeline *t);

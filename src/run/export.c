@@ -8,7 +8,6 @@
 #include "io/file.h"
 #include "io/shard_write.h"
 
-static const uint64_t SHARD_SIZE_MAX = UINT64_C(5) << 30; /* where save_pretrained cuts by default */
 enum { PIECE = 1 << 16 };
 
 static const char *const companions[] = {
@@ -86,7 +85,7 @@ fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const v
     float *f = malloc(PIECE * sizeof *f), *converted = malloc(PIECE * sizeof *converted);
     if (!f || !converted)
         FB_TRY(fb_fail(err, FB_NOMEM, "export: no memory for a buffer"));
-    FB_TRY(fb_shard_writer_new(&w, out_dir, "model", SHARD_SIZE_MAX, err));
+    FB_TRY(fb_shard_writer_new(&w, out_dir, "model", FB_EXPORT_SHARD_SIZE, err));
     for (uint32_t i = 0; i < m->n_param; i++) {
         const fb_param *p = &m->params[i];
         FB_TRY(fb_shard_writer_declare(w, p->name, dtype, p->rank, (uint64_t[]){ p->rows, p->cols }, err));

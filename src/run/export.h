@@ -7,6 +7,9 @@
 
 #include "train/state.h"
 
+/* Where the weights are cut into shards, as save_pretrained does. */
+#define FB_EXPORT_SHARD_SIZE (UINT64_C(5) << 30)
+
 /* dtype: of the weights written.  The state must be settled. */
 fb_status fb_export_model(const fb_state *s, const char *source_dir, const char *out_dir, fb_dtype dtype, fb_error *err);
 /* The weights alone, from wherever read finds them: n elements of the parameter from element first, as float32. */

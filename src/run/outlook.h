@@ -19,6 +19,8 @@ typedef struct fb_outlook {
     char               machine_note[FB_MACHINE_NOTE_SIZE];
     fb_plan_request    request;      /* out: micro_rows, n_micro as chosen */
     fb_wishes          wishes;
+    const fb_options  *options;      /* of checkpoints */
+    fb_dtype           save_dtype;
     /* out */
     fb_plan            plan;
     fb_timeline        time;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "config/parse.h"
+#include "run/checkpoint_write.h"
 #include "run/dataset.h"
 #include "run/job.h"
 #include "run/plan_html.h"
@@ -22,6 +23,23 @@ static json_t *ledger(const fb_region *r, int n)
         if (r[i].size)
             json_object_set_new(o, r[i].name, json_integer((json_int_t)r[i].size));
     return o;
+}
+
+/* ---- checkpoints ---- */
+
+static const double DISK_RATE = 1e9; /* bytes a second, where the machine's profile has none */
+
+static double disk_rate(const fb_outlook *o)
+{
+    return o->machine.disk_write > 0 ? o->machine.disk_write : DISK_RATE;
+}
+
+/* Seconds that training waits for the disk: a save has the next step's time and the buffer before an update must wait. */
+static double save_wait(const fb_outlook *o)
+{
+    double bytes = (double)fb_checkpoint_size(o->manifest, o->save_dtype);
+    double wait = (bytes - (double)o->plan.host[FB_HOST_SAVE_BUFFER].size) / disk_rate(o) - o->time.seconds;
+    return wait > 0 ? wait : 0;
 }
 
 static json_t *layout_json(const fb_outlook *o)
@@ -63,11 +81,12 @@ static fb_status report_json(const fb_outlook *o, const fb_sink *sink, fb_error 
                                 o->machine_note);
     json_t *most = json_pack("{s:i, s:i, s:i}", "rows_per_step", (int)o->rows_max, "cutoff_len", (int)o->row_len_max, "layers",
                              (int)o->layers_max);
-    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "fits", o->fits,
+    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:f}", "fits", o->fits,
         "reason", o->fits ? NULL : o->reason.msg, "host_bytes", (json_int_t)p->host_bytes, "device_bytes", (json_int_t)p->device_bytes,
         "step_seconds", o->time.seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
         "slots", (int)p->layout.slots, "passes", (int)p->layout.n_pass, "micro_batches_per_pass", (int)p->micro_per_pass,
-        "layout", layout_json(o), "machine", machine, "prediction", prediction_json(o), "largest", most, "more", more);
+        "layout", layout_json(o), "machine", machine, "prediction", prediction_json(o), "largest", most, "more", more, "checkpoint_bytes",
+        (json_int_t)fb_checkpoint_size(o->manifest, o->save_dtype), "save_wait_seconds", save_wait(o));
     return fb_say_json(sink, root, err);
 }
 
@@ -253,6 +272,8 @@ fb_status fb_plan_report(fb_job *j, const fb_plan_view *v, fb_error *err)
     FB_TRY(fb_planning_wishes(&out->wishes, o, &s.manifest, out->request.unified, rows, err));
     out->manifest = &s.manifest;
     out->model = v->preset ? v->preset : o->model_name_or_path;
+    out->options = o;
+    out->save_dtype = o->save_dtype == FB_DTYPE_AUTO ? s.manifest.cfg.dtype : (fb_dtype)o->save_dtype;
     FB_TRY(fb_outlook_make(out, err));
     FB_TRY(report(out, v, &j->sink, err));
     if (!out->fits)

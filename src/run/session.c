@@ -81,7 +81,8 @@ fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_req
         .manifest = &s->manifest, .act = s->act, .train = r->train, .clip = o->max_grad_norm > 0, .row_len = r->row_len,
         .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
         .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
-        .meta_size = fb_micro_size, .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : s->device_host_bytes),
+        .meta_size = fb_micro_size,
+        .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : s->device_host_bytes),
         .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &s->room), .ram_limit = o->ram_budget ? NULL : s->room.limit,
     };
     return FB_OK;
@@ -107,7 +108,7 @@ fb_status fb_session_plan(fb_session *s, fb_session_request *r, fb_error *err)
     if (!r->rows_per_step)
         wishes.micro_rows = r->micro_rows;
     fb_planning_machine(&s->machine, s->machine_note, &s->info);
-    st = fb_plan_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, NULL, err);
+    st = fb_planning_search(&s->plan, &s->foreseen, &p, &s->machine, &wishes, r->options, r->saves, err);
     r->micro_rows = p.micro_rows;
     r->n_micro = p.n_micro;
 done:
@@ -128,9 +129,9 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     s->arena = arena;
     FB_TRY(fb_state_init(&s->state, &s->manifest, &s->plan, s->arena, s->device, s->team, err));
     s->state.stop = r->stop;
-    if (s->shards)
+    if (s->shards && !r->resumes)
         FB_TRY(fb_state_load(&s->state, s->shards, s->team, err));
-    else
+    if (!s->shards)
         FB_TRY(fb_state_randomize(&s->state, o->seed, s->team, err));
     fb_shard_set_close(s->shards);
     s->shards = NULL;

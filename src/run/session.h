@@ -14,6 +14,8 @@
 typedef struct fb_session_request {
     const fb_options *options;
     bool        train;
+    bool        saves;     /* train: checkpoints in the background, for which there is a buffer */
+    bool        resumes;   /* train: the weights come from a checkpoint, once the session has started */
     uint32_t    row_len;
     uint32_t    rows_per_step;       /* training; 0: micro_rows x n_micro, and no other cut will do */
     uint32_t    micro_rows, n_micro; /* rows in a micro-batch: what is preferred, and after planning what was chosen */

@@ -18,8 +18,10 @@
 #include "run/dataset.h"
 #include "run/evaluate.h"
 #include "run/export.h"
+#include "run/identity.h"
 #include "run/job.h"
 #include "run/preflight.h"
+#include "run/saver.h"
 #include "run/session.h"
 #include "run/sink.h"
 #include "run/trainlog.h"
@@ -37,13 +39,13 @@ typedef struct trainer {
     fb_activity       activity;
     fb_watchdog      *watchdog;
     fb_lr             lr;
-    fb_progress       at;
+    fb_progress       at;               /* loss_sum, n_learned: since the log's last line */
+    json_t           *identity;         /* what a resume must agree on */
+    fb_saver         *saver;
     fb_dtype          save_dtype;
-    uint32_t          n_micro;          /* in a full step */
+    uint32_t          micro_rows, n_micro; /* rows in a micro-batch; micro-batches in a full step */
     double            started;
     double            elapsed_before;   /* by earlier starts of this run */
-    double            loss_sum;         /* since the last line */
-    uint64_t          n_learned;
     bool              already_finished;
 } trainer;
 
@@ -77,27 +79,31 @@ static fb_lr schedule(const fb_options *o, uint64_t total)
     return s;
 }
 
-/* Of the data and of what decides their order and the arithmetic's cut: a resume must agree on these. */
-static void fingerprint(char out[17], const fb_options *o, const fb_tokens *tokens, fb_dtype act, uint64_t total)
-{
-    uint32_t rows, micro_rows, n_micro;
-    fb_session_batch(o, &rows, &micro_rows, &n_micro);
-    const uint64_t facts[] = { tokens->n_token, tokens->n_doc, tokens->checksum, o->seed, o->disable_shuffling,
-                               fb_dataset_packing(o), o->cutoff_len, rows, micro_rows, act, total };
-    snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits(facts, sizeof facts));
-}
-
-static fb_status open_rows(trainer *t, const fb_session_request *r, fb_error *err)
+static fb_status open_rows(trainer *t, const fb_session_request *r, uint32_t rows_per_step, fb_error *err)
 {
     const fb_options *o = t->o;
     bool packing = fb_dataset_packing(o);
     fb_loader_options lo = { .row_len = r->row_len, .packing = packing, .shuffle = !o->disable_shuffling, .seed = o->seed,
-                             .rows_per_step = r->rows_per_step, .rows_per_micro = r->micro_rows };
+                             .rows_per_step = rows_per_step, .rows_per_micro = r->micro_rows };
     fb_status st = fb_loader_new(&t->rows, &t->data.train, &lo, err);
     lo.packing = lo.shuffle = false;
     if (st == FB_OK && t->data.has_eval)
         st = fb_loader_new(&t->eval_rows, &t->data.eval, &lo, err);
     return st;
+}
+
+/* The plan, the cut into micro-batches that it chose, and rows served by that cut. */
+static fb_status plan_rows(trainer *t, fb_session_request *r, uint32_t rows_per_step, fb_error *err)
+{
+    fb_status st = fb_session_plan(&t->session, r, err);
+    if (st != FB_OK)
+        return st;
+    t->micro_rows = r->micro_rows;
+    t->n_micro = r->n_micro;
+    fb_loader_free(t->rows);
+    fb_loader_free(t->eval_rows);
+    t->rows = t->eval_rows = NULL;
+    return open_rows(t, r, rows_per_step, err);
 }
 
 /* Success is claimed only of a folder that holds the whole model. */
@@ -137,18 +143,26 @@ static bool is_same_folder(const char *a, const char *b)
 static fb_status look_at_folder(const fb_options *o, fb_error *err)
 {
     fb_status st = FB_OK;
-    char newest[FB_PATH_SIZE];
     bool resume = false, is_path = o->resume_from_checkpoint && !fb_parse_bool(o->resume_from_checkpoint, &resume);
     if (o->overwrite_output_dir || resume)
         return FB_OK;
     if (holds_result(o))
         FB_TRY(refuse_result(o, err));
-    FB_TRY(fb_checkpoint_find(newest, o->output_dir, err));
-    if (newest[0] && !is_path)
+    if (fb_checkpoint_any(o->output_dir) && !is_path)
         FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds checkpoints of an earlier run; set resume_from_checkpoint: true to go on from "
                        "them, or overwrite_output_dir: true to remove them", o->output_dir));
 done:
     return st;
+}
+
+/* Where the plan is free to cut steps into micro-batches, a resume cuts them as the run did: another cut would be other bits. */
+static void adopt_cut(trainer *t, const json_t *then)
+{
+    uint32_t micro_rows = fb_identity_micro_rows(then);
+    if (t->o->micro_batch == FB_AUTO && micro_rows) {
+        t->micro_rows = micro_rows;
+        fb_identity_set_micro_rows(t->identity, micro_rows);
+    }
 }
 
 /* Where to go on from; dir is empty when the run starts afresh. */
@@ -158,34 +172,45 @@ static fb_status find_resume(trainer *t, char dir[FB_PATH_SIZE], fb_error *err)
     const char *asked = t->o->resume_from_checkpoint;
     char final_state[FB_PATH_SIZE];
     fb_progress found;
+    json_t *identity = NULL;
     bool newest = false, is_path = asked && !fb_parse_bool(asked, &newest);
     dir[0] = 0;
     if (!newest && !is_path)
         return FB_OK;
     FB_TRY(fb_path_join(final_state, sizeof final_state, t->o->output_dir, "trainer_state.json", err));
-    if (newest && fb_file_exists(final_state)) {
-        FB_TRY(fb_checkpoint_read_progress(&found, t->o->output_dir, err));
-        if (found.finished && !strcmp(found.fingerprint, t->at.fingerprint) && holds_model(t)) {
+    if (newest && fb_file_exists(final_state) && fb_checkpoint_read_progress(&found, &identity, t->o->output_dir, NULL) == FB_OK) {
+        adopt_cut(t, identity);
+        if (found.finished && fb_identity_check(identity, t->identity, final_state, NULL) == FB_OK && holds_model(t)) {
             t->already_finished = true;
-            return FB_OK;
+            goto done;
         }
-        if (found.finished && strcmp(found.fingerprint, t->at.fingerprint) && !t->o->overwrite_output_dir)
-            FB_TRY(fb_fail(err, FB_CONFIG, "%s: holds a finished run of other data, another batch, seed, dtype or number of "
-                           "steps; use the same, name another output_dir, or set overwrite_output_dir: true to replace it", t->o->output_dir));
+        if (found.finished && !t->o->overwrite_output_dir)
+            FB_TRY(fb_identity_check(identity, t->identity, final_state, err));
+        json_decref(identity);
+        identity = NULL;
     }
-    if (is_path)
-        FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, ".", err));
-    else
-        FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, err));
-    if (!dir[0])
-        return holds_result(t->o) && !fb_file_exists(final_state) && !t->o->overwrite_output_dir ? refuse_result(t->o, err) : FB_OK;
-    FB_TRY(fb_checkpoint_read_progress(&found, dir, err));
-    if (strcmp(found.fingerprint, t->at.fingerprint))
-        FB_TRY(fb_fail(err, FB_CONFIG, "%s: was made with other data, another batch, seed, dtype or number of steps; use the "
-                       "same, or resume_from_checkpoint: false", dir));
+    if (is_path) {
+        FB_TRY(fb_path_join(dir, FB_PATH_SIZE, asked, "", err));
+        dir[strlen(dir) - 1] = 0; /* the slash */
+        FB_TRY(fb_checkpoint_verify(dir, t->sink, err));
+    } else
+        FB_TRY(fb_checkpoint_find(dir, t->o->output_dir, t->sink, err));
+    if (!dir[0]) {
+        if (holds_result(t->o) && !fb_file_exists(final_state) && !t->o->overwrite_output_dir)
+            FB_TRY(refuse_result(t->o, err));
+        goto done;
+    }
+    FB_TRY(fb_checkpoint_read_progress(&found, &identity, dir, err));
+    adopt_cut(t, identity);
+    FB_TRY(fb_identity_check(identity, t->identity, dir, err));
+    const char *dtype = fb_identity_other_dtype(identity, t->identity);
+    if (dtype)
+        fb_say(t->sink, FB_SAY_WARNING, "%s: was computed in %s, the run goes on in %s, with other bits than it would have had",
+               dir, dtype, fb_dtype_hf_str(t->session.act));
     found.finished = false;
     t->at = found;
 done:
+    json_decref(identity);
     return st;
 }
 
@@ -254,9 +279,11 @@ static fb_status set_up(trainer *t, fb_error *err)
     const fb_options *o = t->o;
     char resume[FB_PATH_SIZE];
     fb_session_request r = { .options = o, .train = true, .activity = &t->activity, .stop = &t->job->stop,
+                             .saves = o->save_strategy != FB_SAVE_NO,
                              .trace_steps = o->trace ? TRACE_STEPS : 0 };
     const fb_model_config *c = &t->session.manifest.cfg;
     fb_memory_room room;
+    uint32_t rows_per_step;
     t->started = fb_clock();
     FB_TRY(fb_options_require(o, needed, FB_COUNT(needed), err));
     /* The model is looked at before the data are prepared: its faults are found at once. */
@@ -271,32 +298,43 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(fb_dataset_open(&t->data, o, c, &t->job->stop, t->sink, err));
     FB_TRY(stopped_early(t, err));
     fb_activity_enter(&t->activity, FB_PHASE_CHECK, 0);
-    fb_session_batch(o, &r.rows_per_step, &r.micro_rows, &r.n_micro);
+    fb_session_batch(o, &rows_per_step, &r.micro_rows, &r.n_micro);
+    r.rows_per_step = rows_per_step;
     r.row_len = fb_dataset_row_len(&t->data, o);
-    FB_TRY(fb_session_plan(&t->session, &r, err));
-    t->n_micro = r.n_micro;
-    FB_TRY(open_rows(t, &r, err));
+    FB_TRY(plan_rows(t, &r, rows_per_step, err));
     t->at.rows_per_epoch = fb_loader_rows(t->rows);
     t->at.steps_per_epoch = fb_loader_steps_per_epoch(t->rows);
     t->at.total_steps = steps_in_all(o, t->at.steps_per_epoch);
-    fingerprint(t->at.fingerprint, o, &t->data.train, t->session.act, t->at.total_steps);
+    t->identity = fb_identity_new(o, c, &t->data.train, t->session.act, t->micro_rows, t->at.total_steps);
+    if (!t->identity)
+        FB_TRY(fb_fail(err, FB_NOMEM, "no memory for what the run is"));
     t->lr = schedule(o, t->at.total_steps);
     FB_TRY(find_resume(t, resume, err));
     if (t->already_finished)
         goto done;
+    if (t->micro_rows != r.micro_rows) { /* another cut would be other bits */
+        r.rows_per_step = 0, r.micro_rows = t->micro_rows, r.n_micro = (rows_per_step + r.micro_rows - 1) / r.micro_rows;
+        FB_TRY(plan_rows(t, &r, rows_per_step, err));
+    }
     FB_TRY(fb_preflight_memory(&t->session, o, err));
     FB_TRY(check_disk(t, err));
     FB_TRY(stopped_early(t, err));
+    FB_TRY(fb_checkpoint_sweep(o->output_dir, t->sink, err));
+    r.resumes = resume[0] != 0;
     FB_TRY(fb_session_start(&t->session, &r, err));
     fb_watchdog_add(t->watchdog, describe_engine, t->session.engine);
     FB_TRY(clear_earlier_run(o, !resume[0], err));
     if (resume[0]) {
-        FB_TRY(fb_checkpoint_load(&t->session.state, resume, err));
+        FB_TRY(fb_checkpoint_load(&t->session.state, resume, t->session.team, err));
         *fb_engine_rope(t->session.engine) = t->at.rope;
         t->elapsed_before = t->at.elapsed;
         fb_say(t->sink, FB_SAY_PROGRESS, "resumed from %s at step %llu", resume, (unsigned long long)t->at.data_step);
     }
     FB_TRY(fb_trainlog_open(&t->log, o->output_dir, t->at.data_step, err));
+    FB_TRY(fb_saver_new(&t->saver, &(fb_saver_options){ .state = &t->session.state, .output_dir = o->output_dir,
+        .model_dir = o->model_name_or_path, .save_dtype = t->save_dtype, .n_kept = o->save_total_limit,
+        .last_block_first = o->max_grad_norm == 0, .buffer_size = t->session.plan.host[FB_HOST_SAVE_BUFFER].size }, err));
+    fb_engine_before_update(t->session.engine, fb_saver_before_update, t->saver);
 done:
     return st;
 }
@@ -334,7 +372,7 @@ static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double
 {
     double seconds = elapsed(t), done = (double)t->at.data_step;
     json_t *line = common_fields(t);
-    double mean = t->n_learned ? t->loss_sum / (double)t->n_learned : NAN;
+    double mean = t->at.n_learned ? t->at.loss_sum / (double)t->at.n_learned : NAN;
     json_object_set_new(line, "loss", fb_json_real(mean));
     json_object_set_new(line, "grad_norm", fb_json_real(r->grad_norm));
     json_object_set_new(line, "learning_rate", fb_json_real(lr));
@@ -348,8 +386,8 @@ static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double
     json_object_set_new(line, "skipped", json_boolean(!r->updated));
     fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s", (unsigned long long)t->at.data_step,
            (unsigned long long)t->at.total_steps, mean, r->grad_norm, lr, (double)r->n_token / step_seconds);
-    t->loss_sum = 0;
-    t->n_learned = 0;
+    t->at.loss_sum = 0;
+    t->at.n_learned = 0;
     return fb_trainlog_write(&t->log, line, err);
 }
 
@@ -377,8 +415,8 @@ static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *e
     if (r->updated) {
         t->at.update_step++;
         t->at.nonfinite_in_a_row = 0;
-        t->loss_sum += r->loss_sum;
-        t->n_learned += r->n_learned;
+        t->at.loss_sum += r->loss_sum;
+        t->at.n_learned += r->n_learned;
         return FB_OK;
     }
     char rows[128];
@@ -402,13 +440,51 @@ static bool due(int strategy, uint32_t every, const trainer *t)
     return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
 }
 
+/* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to.
+ * But not a run that has no more steps to lose: its model is saved. */
+static fb_status look_at_save(trainer *t, fb_error *err)
+{
+    fb_saver_report r;
+    fb_error why;
+    fb_status st;
+    if (!fb_saver_ended(t->saver, &r, &st, &why))
+        return FB_OK;
+    unsigned long long step = r.step;
+    if (st != FB_OK && t->at.data_step < t->at.total_steps)
+        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint "
+                       "before with resume_from_checkpoint: true", why.msg, step);
+    if (st != FB_OK)
+        fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
+    else
+        fb_say(t->sink, FB_SAY_PROGRESS, "checkpoint-%llu: %.1f MiB in %.2f s, training waited %.2f s for it", step,
+               (double)r.bytes / 0x1p20, r.seconds, r.waited);
+    return FB_OK;
+}
+
+static fb_status finish_save(trainer *t, fb_error *err)
+{
+    fb_saver_wait(t->saver);
+    return look_at_save(t, err);
+}
+
 static fb_status save(trainer *t, fb_error *err)
 {
+    fb_status st = FB_OK;
+    if (fb_saver_is_busy(t->saver))
+        fb_say(t->sink, FB_SAY_PROGRESS, "step %llu: waits until the checkpoint before is whole",
+               (unsigned long long)t->at.data_step);
+    FB_TRY(finish_save(t, err));
     fb_activity_enter(&t->activity, FB_PHASE_SAVE, 0);
     fb_engine_settle(t->session.engine);
     t->at.elapsed = elapsed(t);
     t->at.rope = *fb_engine_rope(t->session.engine);
-    return fb_checkpoint_save(&t->session.state, &t->at, t->o, t->save_dtype, err);
+    char *state = fb_checkpoint_progress_text(&t->at, t->identity);
+    if (!state)
+        FB_TRY(fb_fail(err, FB_NOMEM, "checkpoint: no memory for trainer_state.json"));
+    FB_TRY(fb_trainlog_sync(&t->log, err));
+    FB_TRY(fb_saver_begin(t->saver, t->at.data_step, state, err));
+done:
+    return st;
 }
 
 static fb_status one_step(trainer *t, fb_error *err)
@@ -430,6 +506,7 @@ static fb_status one_step(trainer *t, fb_error *err)
         FB_TRY(log_step(t, &r, lr, elapsed(t) - before, err));
     if (t->eval_rows && (due(o->eval_strategy, o->eval_steps, t) || (last && o->eval_strategy != FB_SAVE_NO)))
         FB_TRY(evaluate(t, err));
+    FB_TRY(look_at_save(t, err));
     if (due(o->save_strategy, o->save_steps, t))
         FB_TRY(save(t, err));
 done:
@@ -447,6 +524,7 @@ static fb_status steps(trainer *t, fb_error *err)
             return st;
         if (t->job->stop && t->at.data_step < t->at.total_steps) {
             st = due(t->o->save_strategy, t->o->save_steps, t) ? FB_OK : save(t, err);
+            st = st == FB_OK ? finish_save(t, err) : st;
             return st != FB_OK ? st : fb_fail(err, FB_STOPPED, "stopped after step %llu of %llu, checkpoint saved in %s; go on with "
                 "resume_from_checkpoint: true", (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps, t->o->output_dir);
         }
@@ -458,6 +536,7 @@ static fb_status finish(trainer *t, fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_session *s = &t->session;
+    FB_TRY(finish_save(t, err));
     fb_activity_enter(&t->activity, FB_PHASE_FINISH, 0);
     fb_engine_settle(s->engine);
     t->at.finished = true;
@@ -473,7 +552,7 @@ static fb_status finish(trainer *t, fb_error *err)
     if (t->o->trace)
         FB_TRY(fb_trace_write(s->trace, t->o->trace, err));
     FB_TRY(fb_session_write_memory(s, t->o->output_dir, err));
-    FB_TRY(fb_checkpoint_write_progress(&t->at, t->o->output_dir, err));
+    FB_TRY(fb_checkpoint_write_progress(&t->at, t->identity, t->o->output_dir, err));
     FB_TRY(fb_export_model(&s->state, t->o->model_name_or_path, t->o->output_dir, t->save_dtype, err));
     fb_say(t->sink, FB_SAY_RESULT, "the model is in %s", t->o->output_dir);
 done:
@@ -499,6 +578,10 @@ fb_status fb_train(fb_job *j, fb_error *err)
 done:
     fb_watchdog_stop(t.watchdog);
     fb_trainlog_close(&t.log);
+    fb_engine_free(t.session.engine); /* its workers may wait for the saver, which reads the state */
+    t.session.engine = NULL;
+    fb_saver_free(t.saver);
+    json_decref(t.identity);
     fb_session_close(&t.session);
     fb_loader_free(t.rows);
     fb_loader_free(t.eval_rows);

@@ -70,6 +70,13 @@ fb_status fb_trainlog_write(fb_trainlog *l, json_t *line, fb_error *err)
     return st;
 }
 
+fb_status fb_trainlog_sync(fb_trainlog *l, fb_error *err)
+{
+    if (fb_sys_fsync(l->fd) != 0 && errno != EINVAL)
+        return fb_fail_file(err, FB_IO, l->path, "cannot be made durable: %s", strerror(errno));
+    return FB_OK;
+}
+
 void fb_trainlog_close(fb_trainlog *l)
 {
     if (!l->path)

@@ -17,6 +17,8 @@ typedef struct fb_trainlog {
 fb_status fb_trainlog_open(fb_trainlog *l, const char *output_dir, uint64_t steps_kept, fb_error *err);
 /* Takes over line.  FB_IO. */
 fb_status fb_trainlog_write(fb_trainlog *l, json_t *line, fb_error *err);
+/* What was written survives a power cut.  FB_IO. */
+fb_status fb_trainlog_sync(fb_trainlog *l, fb_error *err);
 void      fb_trainlog_close(fb_trainlog *l); /* a zeroed struct is fine */
 
 #endif

@@ -193,6 +193,11 @@ void fb_engine_describe(const fb_engine *e, char *text, size_t size)
         fb_updater_describe(e->updater, text + at, size - at);
 }
 
+void fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx)
+{
+    fb_updater_set_before(e->updater, fn, ctx);
+}
+
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
 {
     assert(i < e->o.n_micro);

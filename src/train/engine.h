@@ -65,6 +65,8 @@ fb_status fb_engine_logits(fb_engine *e, uint32_t cache_row, float *out, fb_erro
 
 /* Waits for every update: the state may be read and written. */
 void           fb_engine_settle(fb_engine *e);
+/* fn is called before an update changes elements of a block on the host, by the thread that is to change them (train/update.h). */
+void           fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx);
 /* Weights were written from outside: nothing on the device is valid. */
 void           fb_engine_forget(fb_engine *e);
 fb_rope_state *fb_engine_rope(fb_engine *e);

@@ -30,6 +30,8 @@ struct fb_updater {
     uint32_t        n_thread, n_running; /* a thread's number is how many ran before it */
     fb_trace       *trace;
     fb_activity    *activity;
+    fb_before_update before;
+    void           *before_ctx;
     bool            stop;
     pthread_mutex_t lock;
     pthread_cond_t  work, clean;
@@ -106,6 +108,8 @@ static void *worker_main(void *arg)
         if (u->block_state[j->block] != FB_STATE_UPDATING)
             fb_host_block_move(&u->block_state[j->block], FB_STATE_UPDATING);
         pthread_mutex_unlock(&u->lock);
+        if (u->before)
+            u->before(u->before_ctx, j->block, first, n);
         double since = fb_trace_now(u->trace);
         fb_activity_work_begins(u->activity);
         update_chunk(u, j, first, n);
@@ -147,6 +151,15 @@ void fb_updater_describe(const fb_updater *u, char *text, size_t size)
     for (uint8_t s = 0; s < FB_STATE_COUNT && at < size; s++)
         if (n[s])
             at += (size_t)snprintf(text + at, size - at, " %u %s", n[s], fb_host_block_state_str(s));
+}
+
+void fb_updater_set_before(fb_updater *u, fb_before_update fn, void *ctx)
+{
+    pthread_mutex_lock(&u->lock);
+    assert(u->head == u->tail);
+    u->before = fn;
+    u->before_ctx = ctx;
+    pthread_mutex_unlock(&u->lock);
 }
 
 void fb_updater_begin(fb_updater *u, const fb_adamw *a)

@@ -26,6 +26,9 @@ void      fb_updater_set_trace(fb_updater *u, fb_trace *trace);
 void      fb_updater_set_activity(fb_updater *u, fb_activity *activity);
 /* Any thread: how many blocks are in which state, to go on a line. */
 void      fb_updater_describe(const fb_updater *u, char *text, size_t size);
+/* Called before elements of a block are changed, by the worker that is to change them; it may wait.  Before the first job. */
+typedef void (*fb_before_update)(void *ctx, uint32_t block, uint64_t first, uint64_t n);
+void      fb_updater_set_before(fb_updater *u, fb_before_update fn, void *ctx);
 
 /* The next jobs' hyperparameters.  No job may be in hand. */
 void fb_updater_begin(fb_updater *u, const fb_adamw *a);

@@ -51,6 +51,7 @@ int main(int argc, char **argv)
     layer_cases();
     close_device(1);
     open_device(1, "cuda", false);
+    measured_matmul_cases();
     t.repeats = false;
     fast_attention_cases();
     close_device(1);

@@ -119,9 +119,9 @@ static void defaults_are_those_of_the_header(void **state)
         assert_int_equal(o.device, 0);
         assert_int_equal(o.compute_dtype, FB_DTYPE_AUTO);
         assert_true(o.hbm_budget == 0 && o.ram_budget == 0);
-        assert_int_equal(o.slots, 2);
+        assert_int_equal(o.slots, FB_AUTO);
         assert_true(o.overlap);
-        assert_int_equal(o.recompute, FB_RECOMPUTE_SELECTIVE);
+        assert_int_equal(o.recompute, FB_RECOMPUTE_AUTO);
         assert_true(o.compute_threads == 0 && o.update_threads == 0);
         assert_string_equal(o.update_kernel, "auto");
         assert_false(o.full_determinism);
@@ -200,7 +200,7 @@ static void null_means_the_default(void **state)
              "lr_scheduler_kwargs: {}\noutput_dir: ''\n", NULL) {
         assert_true(o.learning_rate == 5e-5);
         assert_int_equal(o.save_strategy, FB_SAVE_STEPS);
-        assert_int_equal(o.slots, 2);
+        assert_int_equal(o.slots, FB_AUTO);
         assert_string_equal(o.dataset_dir, "data");
         assert_null(o.dataset);
         assert_null(o.output_dir);
@@ -335,14 +335,14 @@ static void choices_and_special_words(void **state)
     }
     REFUSED("stage: dpo", "t.yaml:1: stage must be one of sft, pt, not 'dpo'");
     REFUSED("compute_dtype: float16", "t.yaml:1: compute_dtype must be one of auto, float32, bfloat16, not 'float16'");
-    REFUSED("recompute: some", "t.yaml:1: recompute must be one of none, selective, full, not 'some'");
+    REFUSED("recompute: some", "t.yaml:1: recompute must be one of auto, none, selective, full, not 'some'");
     REFUSED("lr_scheduler_type: polynomial", "t.yaml:1: lr_scheduler_type must be one of linear, cosine, cosine_with_min_lr, constant, "
                                              "constant_with_warmup, warmup_stable_decay, not 'polynomial'");
     REFUSED("backend: rocm", "t.yaml:1: backend must be one of auto, cpu, cuda, fault:*, not 'rocm'");
     REFUSED("backend: 'fault:'", "t.yaml:1: backend must be");
     REFUSED("update_kernel: sse", "t.yaml:1: update_kernel must be");
-    REFUSED("slots: 0", "t.yaml:1: slots must be a whole number of at least 1, or all, not '0'");
-    REFUSED("slots: auto", "t.yaml:1: slots must be");
+    REFUSED("slots: 0", "t.yaml:1: slots must be a whole number of at least 1, or auto, or all, not '0'");
+    REFUSED("slots: some", "t.yaml:1: slots must be");
     REFUSED("micro_batch: all", "t.yaml:1: micro_batch must be a whole number of at least 1, or auto, not 'all'");
     for (fb_lr_type t = 0; t < FB_LR_COUNT; t++) { /* the names here are those of optim/lr.c */
         char argument[64];
@@ -510,7 +510,7 @@ static void what_is_not_done_is_refused_with_the_reason(void **state)
     REFUSED("neat_packing: true", "t.yaml:1: neat_packing may only be false");
     WITH (o, "optim: adamw_torch\nfp16: No\npure_bf16: true\ntf32: true\nflash_attn: fa2\ngradient_checkpointing: true\nfsdp: full_shard\n"
              "do_eval: true\nload_best_model_at_end: off\nsave_safetensors: on\nlogging_strategy: steps", NULL)
-        assert_int_equal(o.recompute, FB_RECOMPUTE_SELECTIVE);
+        assert_int_equal(o.recompute, FB_RECOMPUTE_AUTO);
     for (size_t i = 0; i < fb_compat_count; i++) /* a key is in one table only, once */
         assert_null(fb_key_find(fb_compat_key[i].name));
 }

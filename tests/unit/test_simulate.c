@@ -90,6 +90,8 @@ static void nothing_is_lost(void **unused)
                 assert_int_equal(t.n_updated[0] + t.n_updated[1], m.extent);
                 if (!machine.unified && p.layout.n_pass == 1) /* accumulators' restores and rows between passes come on top */
                     assert_true(is_close(t.busy[FB_RESOURCE_COMPUTE], compute_of(&p, &r, &c), 1e-9));
+                if (machine.unified && p.layout.n_pass == 1) /* the cores do one after the other, or both at half the speed */
+                    assert_true(compute_of(&p, &r, &c) + (double)t.n_updated[0] / c.update_rate <= t.seconds * (1 + 1e-9));
                 uint64_t gradients = 0;
                 for (uint32_t b = 0; b < m.n_block; b++)
                     gradients += fb_plan_at_home(&p, &m, b) ? 0 : m.blocks[b].extent * fb_dtype_size(r.act);
@@ -264,11 +266,14 @@ static void a_slow_update_is_the_step(void **unused)
         slow.update.y[0] = 1e4;
         fb_plan_request r = rig_request(&m, 2, 2);
         r.clip = clip;
-        for (uint32_t home = 0; home <= 5; home++) {
-            fb_layout l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_layers = home };
+        for (uint32_t k = 0; k < 11; k++) { /* with embedding and head at home, layers alone have to be waited for */
+            uint32_t home = k % 6;
+            bool ends = k > 5;
+            fb_layout l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_layers = home,
+                            .home_embed = ends, .home_head = ends };
             fb_plan p;
             fb_timeline t = simulate(&p, &r, &l, &slow, &(fb_load){ .rows_per_step = 2 });
-            double n = (double)(m.extent - home * m.extent_max_layer);
+            double n = (double)(m.extent - home * m.extent_max_layer - (ends ? m.blocks[0].extent + m.blocks[6].extent : 0));
             assert_true(is_close(t.seconds, n / 1e4, 1e-6));
             assert_true(t.idle[FB_CAUSE_UPDATE] + t.idle[FB_CAUSE_GRADIENTS] > 0.99 * t.seconds);
         }
@@ -312,6 +317,8 @@ static void spans_are_the_time_line(void **unused)
     fb_manifest m;
     tiny_manifest(&m, &tied);
     fb_machine machine = rig_machine();
+    machine.d2h.y[0] = machine.d2h_both = 5e5; /* so slow that what follows waits */
+    machine.update.y[0] = 1e5;
     for (uint32_t i = 0; i < N_LAYOUT; i++) {
         fb_plan_request r = rig_request(&m, 6, 2);
         fb_costs c = fb_costs_of(&r, &machine, &(fb_load){ .rows_per_step = 6 });
@@ -330,6 +337,17 @@ static void spans_are_the_time_line(void **unused)
         }
         for (int k = 0; k < FB_RESOURCE_COUNT; k++)
             assert_true(fabs(sum[k] - t.busy[k]) <= 1e-9 * t.seconds);
+        bool clean[16] = { 0 }; /* weights are updated before they are sent */
+        for (uint32_t k = 0; k < t.n_span; k++) {
+            clean[spans[k].block] |= spans[k].work == FB_WORK_HOST_UPDATE;
+            assert_true(spans[k].work != FB_WORK_WEIGHTS || clean[spans[k].block]);
+        }
+        uint32_t left = 0; /* the gradient before, of the block behind, has left its buffer when the next one is written there */
+        for (uint32_t k = 0; k < t.n_span && p.layout.n_pass == 1 && !p.layout.home_layers; k++)
+            if (spans[k].work == FB_WORK_GRADIENT)
+                left = spans[k].block;
+            else if (spans[k].work == FB_WORK_GRAD_OUT && spans[k].block > 0 && spans[k].block < m.n_block - 1)
+                assert_int_equal(left, spans[k].block + 1);
         uint32_t n = t.n_span;
         t.n_span_max = 3;
         fb_simulate(&t, &p, &m, &c);

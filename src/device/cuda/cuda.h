@@ -4,7 +4,8 @@
  * (cuBLASLt) and attention*.cu (cuDNN, own) bring their own state, made and warmed by their init at open.  The other
  * files hold our own kernels, all of them memory-bound.
  *
- * Everything here is deterministic: no floating-point atomics; a sum that crosses thread blocks goes through partial sums in the
+ * Everything here is deterministic (without full_determinism up to cuDNN's backward, and to which algorithms matmul.cu finds
+ * fastest at a start): no floating-point atomics; a sum that crosses thread blocks goes through partial sums in the
  * workspace, cut by the shapes alone and added in a fixed tree.
  * Nothing allocates after open.  The workspace serves one kernel entry at a time: entries run on the compute
  * stream in call order, and what one leaves there means nothing to the next. */
@@ -37,7 +38,7 @@ typedef struct fb_cuda {
     int          cc;          /* compute capability: 80, 90, ... */
     uint32_t     n_sm;
     size_t       shared_max;  /* dynamic shared memory that a block may opt in to, bytes */
-    bool         deterministic; /* full_determinism: attention's backward too repeats its bits, at half the speed */
+    bool         deterministic; /* full_determinism: attention's backward repeats its bits, at half the speed; no timed choices */
     cudaStream_t stream[FB_STREAM_COUNT];
     void        *workspace;   /* FB_CUDA_WORKSPACE_SIZE bytes, 256-byte aligned; see above */
     fb_cuda_matmul_state    *matmul;

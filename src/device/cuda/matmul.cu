@@ -9,23 +9,36 @@
  *
  * A bias runs along the rows of the transposed result, as the library's epilogue wants it; what is added is its C.
  *
- * Bits: an algorithm is the heuristic's first proposal, never a matter of timing.  What it is asked are the shapes, the
- * leading dimensions and the alignment of the pointers, up to the 16 bytes that kernels.h promises and beyond which no kernel
- * gains; so where the memory lies changes no bit.  Sums that are split over blocks may only be reduced through the
- * workspace, in float32 and in one order (REDUCTION_SCHEME_COMPUTE_TYPE): the "in place" scheme rounds partial sums to
- * the output's dtype.  float32 means float32: no tf32.
+ * Bits: what the heuristic is asked are the shapes, the leading dimensions and the alignment of the pointers, up to the 16
+ * bytes that kernels.h promises and beyond which no kernel gains; so where the memory lies changes no bit.  Sums that are split
+ * over blocks may only be reduced through the workspace, in float32 and in one order (REDUCTION_SCHEME_COMPUTE_TYPE): the "in
+ * place" scheme rounds partial sums to the output's dtype.  An algorithm so repeats its bits.  float32 means float32: no tf32.
+ *
+ * Which algorithm: with full_determinism the heuristic's first proposal, never a matter of timing.  Without, the fastest of its
+ * first ones, measured at the first use of a class of products: shapes that differ in their number of tokens alone, up to the
+ * next power of two.  So the choice, and with it the last bits, may differ from start to start; from the first use until the
+ * device closes it is one.  Trials run on the operands themselves and write the result many times over.  A sum in place would
+ * grow with each: it takes what was chosen for the class that does not add, or without that the first proposal.
  *
  * A plan is everything but the pointers.  Plans are plain values in a fixed table, two to a set; a shape whose set is full
  * takes the older one's place, and asking the heuristic again costs some 50 us of host time.  So a run whose micro-batches
  * differ in their number of tokens neither grows nor fails. */
+#include <algorithm>
 #include <assert.h>
 #include <cublasLt.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "device/cuda/cuda.h"
 
-enum { SET_COUNT = 512, WAYS = 2 };
+enum { SET_COUNT = 512, WAYS = 2, CHOICE_MAX = 64, PROPOSAL_MAX = 8, ROUNDS = 3, EVENT_COUNT = PROPOSAL_MAX * ROUNDS + 1 };
 static const uint32_t ALIGNMENT_MAX = 16;
+
+/* Smaller products are not measured: all of a small model's take less time than their trials.  The side of the largest that
+ * opening runs: its trials load the code of the proposals before the memory taken is measured. */
+static const uint32_t MEASURED_SIDE = 2048;
+/* A choice must be worth more than the noise of three runs. */
+static const float GAIN_MIN = 0.01f;
 
 /* A product in the library's terms: d[m,n] = op(a) op(b) + bias + c, column-major.  All facts, no padding: the table
  * compares bytes. */
@@ -50,13 +63,23 @@ typedef struct plan {
     uint64_t used; /* when it was used last; 0: empty */
     cublasLtMatmulDescOpaque_t   product;
     cublasLtMatrixLayoutOpaque_t a, b, c, d;
-    cublasLtMatmulAlgo_t         algo;
+    cublasLtMatmulAlgo_t         algo, first; /* first: what the heuristic would take */
 } plan;
+
+typedef struct choice { /* what measurement has found for a class of products */
+    facts f;            /* the token dimension rounded up */
+    uint64_t used;      /* when a plan asked last; 0: empty */
+    cublasLtMatmulAlgo_t algo;
+} choice;
+
+typedef cublasLtMatmulHeuristicResult_t proposal;
 
 struct fb_cuda_matmul_state {
     cublasLtHandle_t handle;
     uint64_t clock;
     plan table[SET_COUNT][WAYS];
+    choice choices[CHOICE_MAX]; /* a new class takes the place of the one that was not asked for longest */
+    cudaEvent_t event[EVENT_COUNT]; /* only where there is something to measure */
 };
 
 #define LT_TRY(c, call, what, err)                                                          \
@@ -94,7 +117,7 @@ static cublasStatus_t layout_init(cublasLtMatrixLayout_t layout, uint32_t type, 
 #define PREFER(preference, name, value)                                                                 \
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_##name, &(value), sizeof(value))
 
-static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const void *bias, const char *what, fb_error *err)
+static fb_status plan_describe(fb_cuda *c, plan *p, const facts *f, const void *bias, const char *what, fb_error *err)
 {
     p->used = 0;
     p->f = *f;
@@ -111,7 +134,13 @@ static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const void *bias
     LT_TRY(c, layout_init(&p->b, f->type, f->b_trans, f->k, f->n, f->b_ld), what, err);
     LT_TRY(c, layout_init(&p->c, f->d_type, false, f->m, f->n, f->c_ld), what, err);
     LT_TRY(c, layout_init(&p->d, f->d_type, false, f->m, f->n, f->d_ld), what, err);
+    return FB_OK;
+}
 
+/* The heuristic's best for a plan that is described, at most n_max, the best first; at least one. */
+static fb_status proposals_get(fb_cuda *c, plan *p, proposal *out, int n_max, int *n, const char *what, fb_error *err)
+{
+    const facts *f = &p->f;
     cublasLtMatmulPreferenceOpaque_t preference;
     uint64_t workspace = FB_CUDA_WORKSPACE_SIZE;
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -122,19 +151,151 @@ static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const void *bias
     LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_B_BYTES, f->b_alignment), what, err);
     LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_C_BYTES, f->c_alignment), what, err);
     LT_TRY(c, PREFER(&preference, MIN_ALIGNMENT_D_BYTES, f->d_alignment), what, err);
-
-    cublasLtMatmulHeuristicResult_t best;
-    int n = 0;
-    LT_TRY(c, cublasLtMatmulAlgoGetHeuristic(c->matmul->handle, &p->product, &p->a, &p->b, &p->c, &p->d, &preference, 1,
-                                             &best, &n), what, err);
-    if (n == 0)
+    *n = 0;
+    LT_TRY(c, cublasLtMatmulAlgoGetHeuristic(c->matmul->handle, &p->product, &p->a, &p->b, &p->c, &p->d, &preference, n_max,
+                                             out, n), what, err);
+    if (*n == 0)
         return fb_cuda_fail_text(c, "cuBLASLt has no algorithm for this shape", what, err);
-    LT_TRY(c, best.state, what, err);
-    p->algo = best.algo;
+    LT_TRY(c, out[0].state, what, err);
     return FB_OK;
 }
 
-static fb_status plan_find(fb_cuda *c, plan **out, const facts *f, const void *bias, const char *what, fb_error *err)
+static cublasStatus_t product_launch(fb_cuda *c, plan *p, const operands *o, const cublasLtMatmulAlgo_t *algo)
+{
+    float alpha = 1.0f, beta = p->f.has_c ? 1.0f : 0.0f;
+    return cublasLtMatmul(c->matmul->handle, &p->product, &alpha, o->a, &p->a, o->b, &p->b, &beta, o->c, &p->c, o->d, &p->d,
+                          algo, c->workspace, FB_CUDA_WORKSPACE_SIZE, fb_cuda_compute(c));
+}
+
+/* ---- choosing by measurement ---- */
+
+static bool sums_in_place(const facts *f, const operands *o)
+{
+    return f->has_c && o->c == o->d;
+}
+
+/* The tokens are what tn sums over, and the columns of nt's and nn's transposed results. */
+static facts class_of(const facts *f)
+{
+    facts g = *f;
+    uint32_t *tokens = f->b_trans ? &g.k : &g.n, up = 1;
+    while (up < *tokens && up < 1u << 31)
+        up *= 2;
+    *tokens = up;
+    return g;
+}
+
+/* The class that differs in overwriting d, where this one adds to it in place. */
+static facts sibling_of(const facts *f)
+{
+    facts g = *f;
+    g.has_c = 0;
+    g.c_ld = g.d_ld;
+    g.c_alignment = g.d_alignment;
+    return g;
+}
+
+static choice *choice_find(fb_cuda_matmul_state *s, const facts *f)
+{
+    for (choice *h = s->choices; h < s->choices + CHOICE_MAX; h++)
+        if (h->used && memcmp(&h->f, f, sizeof *f) == 0) {
+            h->used = ++s->clock;
+            return h;
+        }
+    return NULL;
+}
+
+static choice *choice_add(fb_cuda_matmul_state *s, const facts *f, const cublasLtMatmulAlgo_t *algo)
+{
+    choice *oldest = s->choices;
+    for (choice *h = s->choices; h < s->choices + CHOICE_MAX; h++)
+        if (h->used < oldest->used)
+            oldest = h;
+    oldest->f = *f;
+    oldest->used = ++s->clock;
+    oldest->algo = *algo;
+    return oldest;
+}
+
+/* The first of n times, unless another is less by more than noise. */
+static int choose(const float *ms, int n)
+{
+    int best = (int)(std::min_element(ms, ms + n) - ms);
+    return ms[0] > ms[best] * (1 + GAIN_MIN) ? best : 0;
+}
+
+/* Median milliseconds of each proposal, in rounds, so that a clock that drifts does not decide; INFINITY: it does not run here,
+ * which is no error.  d is written many times over, and so grows where it is summed in place. */
+static fb_status proposals_time(fb_cuda *c, plan *p, const operands *o, const proposal *tried, int n, float *ms, const char *what,
+                                fb_error *err)
+{
+    cudaStream_t stream = fb_cuda_compute(c);
+    cudaEvent_t *event = c->matmul->event;
+    bool runs[PROPOSAL_MAX];
+    assert(n <= PROPOSAL_MAX);
+    for (int i = 0; i < n; i++) /* loads its code */
+        runs[i] = tried[i].state == CUBLAS_STATUS_SUCCESS && tried[i].workspaceSize <= FB_CUDA_WORKSPACE_SIZE
+                  && product_launch(c, p, o, &tried[i].algo) == CUBLAS_STATUS_SUCCESS;
+    FB_CUDA_TRY(c, cudaEventRecord(*event, stream), what, err);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < n; i++) {
+            runs[i] = runs[i] && product_launch(c, p, o, &tried[i].algo) == CUBLAS_STATUS_SUCCESS;
+            FB_CUDA_TRY(c, cudaEventRecord(event[1 + round * n + i], stream), what, err);
+        }
+    cudaGetLastError(); /* a refused launch's; one that ruins the context shows again */
+    FB_CUDA_TRY(c, cudaStreamSynchronize(stream), what, err);
+    for (int i = 0; i < n; i++) {
+        float t[ROUNDS];
+        for (int round = 0; round < ROUNDS; round++)
+            FB_CUDA_TRY(c, cudaEventElapsedTime(&t[round], event[round * n + i], event[1 + round * n + i]), what, err);
+        std::sort(t, t + ROUNDS);
+        ms[i] = runs[i] ? t[ROUNDS / 2] : INFINITY;
+    }
+    return FB_OK;
+}
+
+/* Whether an algorithm that was measured with another number of tokens runs this product too. */
+static bool plan_takes(fb_cuda *c, plan *p, const cublasLtMatmulAlgo_t *algo)
+{
+    proposal r;
+    return cublasLtMatmulAlgoCheck(c->matmul->handle, &p->product, &p->a, &p->b, &p->c, &p->d, algo, &r) == CUBLAS_STATUS_SUCCESS
+           && r.workspaceSize <= FB_CUDA_WORKSPACE_SIZE;
+}
+
+static bool worth_measuring(const facts *f)
+{
+    return (double)f->m * f->n * f->k >= (double)MEASURED_SIDE * MEASURED_SIDE * MEASURED_SIDE;
+}
+
+/* ---- plans ---- */
+
+static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const operands *o, const char *what, fb_error *err)
+{
+    fb_cuda_matmul_state *s = c->matmul;
+    facts kin = class_of(f), sibling = sibling_of(&kin);
+    bool in_place = sums_in_place(f, o);
+    choice *known = NULL;
+    if (!c->deterministic) {
+        known = choice_find(s, &kin);
+        if (!known && in_place)
+            known = choice_find(s, &sibling);
+    }
+    bool measure = !c->deterministic && !known && !in_place && worth_measuring(f);
+    proposal proposals[PROPOSAL_MAX];
+    int n;
+    FB_CUDA_OK(plan_describe(c, p, f, o->bias, what, err));
+    FB_CUDA_OK(proposals_get(c, p, proposals, measure ? PROPOSAL_MAX : 1, &n, what, err));
+    if (measure) {
+        float ms[PROPOSAL_MAX];
+        FB_CUDA_OK(proposals_time(c, p, o, proposals, n, ms, what, err));
+        known = choice_add(s, &kin, &proposals[choose(ms, n)].algo);
+    }
+    p->first = proposals[0].algo;
+    p->algo = known && plan_takes(c, p, &known->algo) ? known->algo : p->first;
+    return FB_OK;
+}
+
+static fb_status plan_find(fb_cuda *c, plan **out, const facts *f, const operands *o, const char *what, fb_error *err)
 {
     fb_cuda_matmul_state *s = c->matmul;
     plan *set = s->table[facts_hash(f) % SET_COUNT], *oldest = set;
@@ -147,10 +308,25 @@ static fb_status plan_find(fb_cuda *c, plan **out, const facts *f, const void *b
         if (set[i].used < oldest->used)
             oldest = &set[i];
     }
-    FB_CUDA_OK(plan_make(c, oldest, f, bias, what, err));
+    FB_CUDA_OK(plan_make(c, oldest, f, o, what, err));
     oldest->used = ++s->clock;
     *out = oldest;
     return FB_OK;
+}
+
+/* What of the facts follows from the operands. */
+static void facts_complete(facts *f, operands *o)
+{
+    f->has_bias = o->bias != NULL;
+    f->has_c = o->c != NULL;
+    if (!o->c) {
+        o->c = o->d; /* not read: beta is 0 */
+        f->c_ld = f->d_ld;
+    }
+    f->a_alignment = alignment_of(o->a);
+    f->b_alignment = alignment_of(o->b);
+    f->c_alignment = alignment_of(o->c);
+    f->d_alignment = alignment_of(o->d);
 }
 
 static fb_status product_run(fb_cuda *c, facts f, operands o, const char *what, fb_error *err)
@@ -158,23 +334,17 @@ static fb_status product_run(fb_cuda *c, facts f, operands o, const char *what, 
     if (f.m == 0 || f.n == 0)
         return FB_OK;
     assert(f.k > 0);
-    f.has_bias = o.bias != NULL;
-    f.has_c = o.c != NULL;
-    if (!o.c) {
-        o.c = o.d; /* not read: beta is 0 */
-        f.c_ld = f.d_ld;
-    }
-    f.a_alignment = alignment_of(o.a);
-    f.b_alignment = alignment_of(o.b);
-    f.c_alignment = alignment_of(o.c);
-    f.d_alignment = alignment_of(o.d);
+    facts_complete(&f, &o);
     plan *p;
-    FB_CUDA_OK(plan_find(c, &p, &f, o.bias, what, err));
+    FB_CUDA_OK(plan_find(c, &p, &f, &o, what, err));
     if (o.bias)
         LT_TRY(c, SET(&p->product, BIAS_POINTER, o.bias), what, err);
-    float alpha = 1.0f, beta = f.has_c ? 1.0f : 0.0f;
-    LT_TRY(c, cublasLtMatmul(c->matmul->handle, &p->product, &alpha, o.a, &p->a, o.b, &p->b, &beta, o.c, &p->c, o.d,
-                             &p->d, &p->algo, c->workspace, FB_CUDA_WORKSPACE_SIZE, fb_cuda_compute(c)), what, err);
+    cublasStatus_t status = product_launch(c, p, &o, &p->algo);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED && memcmp(&p->algo, &p->first, sizeof p->first) != 0) {
+        p->algo = p->first; /* the library's check promises less than its run asks for */
+        status = product_launch(c, p, &o, &p->algo);
+    }
+    LT_TRY(c, status, what, err);
     return FB_OK;
 }
 
@@ -208,16 +378,51 @@ static __global__ void finish_kernel(finish_args f)
     }
 }
 
+/* A bfloat16 bias or addend of a float32 result is none of the library's. */
+static bool is_mixed(const fb_matmul_nt *a)
+{
+    return a->act != a->y_dtype && (a->bias || a->add);
+}
+
+static facts nt_facts(const fb_matmul_nt *a)
+{
+    return { .a_trans = 1, .type = type_of(a->act), .d_type = type_of(a->y_dtype), .m = a->n, .n = a->m, .k = a->k,
+             .a_ld = a->w_ld, .b_ld = a->x_ld, .c_ld = a->add_ld, .d_ld = a->y_ld };
+}
+
+static operands nt_operands(const fb_matmul_nt *a)
+{
+    return { a->w, a->x, is_mixed(a) ? NULL : a->bias, is_mixed(a) ? NULL : a->add, a->y };
+}
+
+static facts nn_facts(const fb_matmul_nn *a)
+{
+    return { .type = type_of(a->act), .d_type = type_of(a->act), .m = a->k, .n = a->m, .k = a->n, .a_ld = a->w_ld,
+             .b_ld = a->dy_ld, .d_ld = a->dx_ld };
+}
+
+static operands nn_operands(const fb_matmul_nn *a)
+{
+    return { a->w, a->dy, NULL, NULL, a->dx };
+}
+
+static facts tn_facts(const fb_matmul_tn *a)
+{
+    return { .b_trans = 1, .type = type_of(a->act), .d_type = CUDA_R_32F, .m = a->k, .n = a->n, .k = a->m,
+             .a_ld = a->x_ld, .b_ld = a->dy_ld, .c_ld = a->k, .d_ld = a->k };
+}
+
+static operands tn_operands(const fb_matmul_tn *a)
+{
+    return { a->x, a->dy, NULL, a->accumulate ? a->dw : NULL, a->dw };
+}
+
 fb_status fb_cuda_matmul_nt(fb_device *d, const fb_matmul_nt *a, fb_error *err)
 {
     fb_cuda *c = fb_cuda_enter(d);
     assert(a->act == FB_BF16 || a->y_dtype == FB_F32);
-    bool mixed = a->act != a->y_dtype && (a->bias || a->add);
-    facts f = { .a_trans = 1, .type = type_of(a->act), .d_type = type_of(a->y_dtype), .m = a->n, .n = a->m, .k = a->k,
-                .a_ld = a->w_ld, .b_ld = a->x_ld, .c_ld = a->add_ld, .d_ld = a->y_ld };
-    operands o = { a->w, a->x, mixed ? NULL : a->bias, mixed ? NULL : a->add, a->y };
-    FB_CUDA_OK(product_run(c, f, o, "matmul_nt", err));
-    if (!mixed || a->m == 0 || a->n == 0)
+    FB_CUDA_OK(product_run(c, nt_facts(a), nt_operands(a), "matmul_nt", err));
+    if (!is_mixed(a) || a->m == 0 || a->n == 0)
         return FB_OK;
     assert(a->add != a->y); /* their elements differ in size */
     finish_args g = { a->m, a->n, (const __nv_bfloat16 *)a->bias, (const __nv_bfloat16 *)a->add, a->add_ld, a->y_ld,
@@ -228,20 +433,12 @@ fb_status fb_cuda_matmul_nt(fb_device *d, const fb_matmul_nt *a, fb_error *err)
 
 fb_status fb_cuda_matmul_nn(fb_device *d, const fb_matmul_nn *a, fb_error *err)
 {
-    fb_cuda *c = fb_cuda_enter(d);
-    facts f = { .type = type_of(a->act), .d_type = type_of(a->act), .m = a->k, .n = a->m, .k = a->n, .a_ld = a->w_ld,
-                .b_ld = a->dy_ld, .d_ld = a->dx_ld };
-    operands o = { a->w, a->dy, NULL, NULL, a->dx };
-    return product_run(c, f, o, "matmul_nn", err);
+    return product_run(fb_cuda_enter(d), nn_facts(a), nn_operands(a), "matmul_nn", err);
 }
 
 fb_status fb_cuda_matmul_tn(fb_device *d, const fb_matmul_tn *a, fb_error *err)
 {
-    fb_cuda *c = fb_cuda_enter(d);
-    facts f = { .b_trans = 1, .type = type_of(a->act), .d_type = CUDA_R_32F, .m = a->k, .n = a->n, .k = a->m,
-                .a_ld = a->x_ld, .b_ld = a->dy_ld, .c_ld = a->k, .d_ld = a->k };
-    operands o = { a->x, a->dy, NULL, a->accumulate ? a->dw : NULL, a->dw };
-    return product_run(c, f, o, "matmul_tn", err);
+    return product_run(fb_cuda_enter(d), tn_facts(a), tn_operands(a), "matmul_tn", err);
 }
 
 /* ---- opening ---- */
@@ -265,8 +462,8 @@ static fb_status warm_with(fb_cuda *c, unsigned char *mem, uint32_t n, fb_dtype 
 
 static fb_status warm(fb_cuda *c, fb_error *err)
 {
-    static const uint32_t size[] = { 256, 2048 };
-    const uint64_t mem_size = 3 * (uint64_t)2048 * 2048 * sizeof(float);
+    static const uint32_t size[] = { 256, MEASURED_SIDE };
+    const uint64_t mem_size = 3 * (uint64_t)MEASURED_SIDE * MEASURED_SIDE * sizeof(float);
     unsigned char *mem;
     FB_CUDA_TRY(c, cudaMalloc(&mem, mem_size), "memory to warm the matrix products up", err);
     fb_status st = FB_OK;
@@ -281,7 +478,20 @@ static fb_status warm(fb_cuda *c, fb_error *err)
     cudaFree(mem);
     if (st == FB_OK && e != cudaSuccess)
         st = fb_cuda_fail(c, e, "the first matrix products", err);
+    /* What zeros have chosen, which take less power than numbers do, binds nobody. */
+    for (choice *h = c->matmul->choices; h < c->matmul->choices + CHOICE_MAX; h++)
+        h->used = 0;
+    for (plan *p = c->matmul->table[0]; p < c->matmul->table[SET_COUNT]; p++)
+        p->used = 0;
     return st;
+}
+
+static fb_status start(fb_cuda *c, fb_error *err)
+{
+    LT_TRY(c, cublasLtCreate(&c->matmul->handle), "cuBLASLt's start", err);
+    for (int i = 0; !c->deterministic && i < EVENT_COUNT; i++)
+        FB_CUDA_TRY(c, cudaEventCreate(&c->matmul->event[i]), "making an event", err);
+    return warm(c, err);
 }
 
 fb_status fb_cuda_matmul_init(fb_cuda *c, fb_error *err)
@@ -290,10 +500,7 @@ fb_status fb_cuda_matmul_init(fb_cuda *c, fb_error *err)
     if (!c->matmul)
         return fb_fail(err, FB_NOMEM, "cuda: no host memory for the plans of matrix products, %zu bytes",
                        sizeof *c->matmul);
-    cublasStatus_t status = cublasLtCreate(&c->matmul->handle);
-    fb_status st = status == CUBLAS_STATUS_SUCCESS
-                       ? warm(c, err)
-                       : fb_cuda_fail_text(c, cublasLtGetStatusString(status), "cuBLASLt's start", err);
+    fb_status st = start(c, err);
     if (st != FB_OK)
         fb_cuda_matmul_deinit(c);
     return st;
@@ -305,6 +512,9 @@ void fb_cuda_matmul_deinit(fb_cuda *c)
         return;
     if (c->matmul->handle)
         cublasLtDestroy(c->matmul->handle);
+    for (int i = 0; i < EVENT_COUNT; i++)
+        if (c->matmul->event[i])
+            cudaEventDestroy(c->matmul->event[i]);
     free(c->matmul);
     c->matmul = NULL;
 }

@@ -1,0 +1,467 @@
+#include "run/saver.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "io/sums.h"
+#include "run/checkpoint_write.h"
+#include "run/export.h"
+
+/* Elements: what an update worker takes at a time (train/update.c), so that its copy is still in the cache when it updates. */
+enum { PIECE = 1 << 17, PIECE_BYTES = 12 * PIECE, POPULATED = 64 << 20 };
+
+typedef enum { PIECE_SAVED, PIECE_UNSAVED, PIECE_WRITING, PIECE_COPYING, PIECE_COPIED } piece_state;
+
+struct fb_saver {
+    fb_saver_options   o;
+    char              *output_dir, *model_dir;
+    const fb_manifest *manifest;
+    uint32_t          *order;       /* [n_block] */
+    uint64_t          *first_piece; /* [n_block + 1] */
+    uint8_t           *piece;       /* [pieces] piece_state */
+    uint32_t          *slot;        /* [pieces] of one that is COPYING or COPIED */
+    unsigned char     *buffer;
+    uint64_t           buffer_size;
+    uint32_t          *free_slots, n_free;
+
+    uint64_t           n_unsaved;   /* pieces that are not SAVED; also looked at without the lock */
+    bool               requested, busy, stop, given_up, untold;
+    uint64_t           step;
+    char              *trainer_state;
+    fb_saver_report    report;
+    fb_status          status;
+    fb_error           error;
+    double             begun, waiting_since;
+    uint32_t           n_waiting;
+    pthread_t          thread;
+    bool               has_thread;
+    pthread_mutex_t    lock;
+    pthread_cond_t     moved;       /* any piece, or the save as a whole */
+};
+
+static uint64_t pieces_of(const fb_block_desc *d)
+{
+    return (d->extent + PIECE - 1) / PIECE;
+}
+
+uint64_t fb_saver_buffer_most(const fb_manifest *m)
+{
+    uint64_t n = 0;
+    for (uint32_t b = 0; b < m->n_block; b++)
+        n += pieces_of(&m->blocks[b]);
+    return n * PIECE_BYTES;
+}
+
+uint64_t fb_saver_buffer_least(void)
+{
+    return PIECE_BYTES;
+}
+
+/* ---- pieces ---- */
+
+static uint64_t length_of(const fb_saver *s, uint32_t block, uint64_t first)
+{
+    uint64_t left = s->manifest->blocks[block].extent - first;
+    return left < PIECE ? left : PIECE;
+}
+
+static fb_piece in_state(const fb_saver *s, uint32_t block, uint64_t first)
+{
+    const fb_state *t = s->o.state;
+    return (fb_piece){ .dtype = t->act, .weights = fb_state_at(t, FB_HOST_WEIGHTS, block, first),
+        .remainders = t->act == FB_BF16 ? fb_state_at(t, FB_HOST_REMAINDERS, block, first) : NULL,
+        .m = fb_state_at(t, FB_HOST_M, block, first), .v = fb_state_at(t, FB_HOST_V, block, first) };
+}
+
+/* How a piece lies in its slot: four bytes an element for the master, whole or as two halves, and four for either moment. */
+static fb_piece in_buffer(const fb_saver *s, uint32_t slot, fb_dtype dtype)
+{
+    unsigned char *at = s->buffer + (uint64_t)slot * PIECE_BYTES;
+    return (fb_piece){ .dtype = dtype, .weights = at, .remainders = dtype == FB_BF16 ? (int16_t *)(void *)(at + 2 * PIECE) : NULL,
+                       .m = (float *)(void *)(at + 4 * PIECE), .v = (float *)(void *)(at + 8 * PIECE) };
+}
+
+static void copy_from_host(const fb_saver *s, uint32_t block, uint64_t first, uint32_t slot)
+{
+    fb_piece from = in_state(s, block, first), to = in_buffer(s, slot, from.dtype);
+    uint64_t n = length_of(s, block, first);
+    memcpy((void *)to.weights, from.weights, n * fb_dtype_size(from.dtype));
+    if (from.remainders)
+        memcpy((void *)to.remainders, from.remainders, n * sizeof *from.remainders);
+    memcpy((void *)to.m, from.m, n * sizeof *from.m);
+    memcpy((void *)to.v, from.v, n * sizeof *from.v);
+}
+
+static fb_status copy_from_device(const fb_saver *s, uint32_t block, uint64_t first, uint32_t slot, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_piece to = in_buffer(s, slot, FB_F32);
+    uint64_t n = length_of(s, block, first);
+    FB_TRY(fb_state_get(s->o.state, FB_HOST_WEIGHTS, block, first, n, (float *)to.weights, err));
+    FB_TRY(fb_state_get(s->o.state, FB_HOST_M, block, first, n, (float *)to.m, err));
+    FB_TRY(fb_state_get(s->o.state, FB_HOST_V, block, first, n, (float *)to.v, err));
+done:
+    return st;
+}
+
+/* The functions below are called with the lock held; those that work let it go meanwhile. */
+
+static void move(fb_saver *s, uint64_t piece, piece_state to)
+{
+    static const uint8_t from[] = {
+        [PIECE_SAVED] = 1u << PIECE_WRITING | 1u << PIECE_COPIED, [PIECE_UNSAVED] = 1u << PIECE_SAVED,
+        [PIECE_WRITING] = 1u << PIECE_UNSAVED, [PIECE_COPYING] = 1u << PIECE_UNSAVED, [PIECE_COPIED] = 1u << PIECE_COPYING,
+    };
+    assert(from[to] >> s->piece[piece] & 1);
+    s->piece[piece] = (uint8_t)to;
+    pthread_cond_broadcast(&s->moved);
+}
+
+static void give_slot(fb_saver *s, uint64_t piece)
+{
+    s->free_slots[s->n_free++] = s->slot[piece];
+}
+
+/* Waits until it can take a slot for a piece; the piece is then COPYING.  False: the save was given up. */
+static bool take_slot(fb_saver *s, uint64_t piece)
+{
+    while (!s->n_free && !s->given_up)
+        pthread_cond_wait(&s->moved, &s->lock);
+    if (s->given_up)
+        return false;
+    s->slot[piece] = s->free_slots[--s->n_free];
+    move(s, piece, PIECE_COPYING);
+    return true;
+}
+
+static void wait_for_disk(fb_saver *s)
+{
+    if (!s->n_waiting++)
+        s->waiting_since = fb_clock();
+    pthread_cond_wait(&s->moved, &s->lock);
+    if (!--s->n_waiting)
+        s->report.waited += fb_clock() - s->waiting_since;
+}
+
+/* Until the piece may be changed. */
+static void secure(fb_saver *s, uint32_t block, uint64_t first)
+{
+    uint64_t p = s->first_piece[block] + first / PIECE;
+    while (!s->given_up && s->piece[p] != PIECE_SAVED && s->piece[p] != PIECE_COPIED) {
+        if (s->piece[p] != PIECE_UNSAVED || !s->n_free) {
+            wait_for_disk(s);
+            continue;
+        }
+        take_slot(s, p);
+        pthread_mutex_unlock(&s->lock);
+        copy_from_host(s, block, first, s->slot[p]);
+        pthread_mutex_lock(&s->lock);
+        move(s, p, PIECE_COPIED);
+    }
+}
+
+void fb_saver_before_update(void *ctx, uint32_t block, uint64_t first, uint64_t n)
+{
+    fb_saver *s = ctx;
+    if (!__atomic_load_n(&s->n_unsaved, __ATOMIC_ACQUIRE))
+        return;
+    pthread_mutex_lock(&s->lock);
+    for (uint64_t at = first / PIECE * PIECE; at < first + n; at += PIECE)
+        secure(s, block, at);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- the writer ---- */
+
+static fb_status write_piece(fb_saver *s, fb_checkpoint_writer *w, uint32_t block, uint64_t first, fb_error *err)
+{
+    uint64_t p = s->first_piece[block] + first / PIECE;
+    bool on_device = fb_state_on_device(s->o.state, block);
+    pthread_mutex_lock(&s->lock);
+    while (!s->given_up && (s->piece[p] == PIECE_COPYING || (on_device && s->piece[p] == PIECE_UNSAVED)))
+        pthread_cond_wait(&s->moved, &s->lock);
+    if (s->given_up) { /* the device failed under fb_saver_begin */
+        fb_status st = s->status;
+        *err = s->error;
+        pthread_mutex_unlock(&s->lock);
+        return st;
+    }
+    bool copied = s->piece[p] == PIECE_COPIED;
+    fb_piece from = copied ? in_buffer(s, s->slot[p], on_device ? FB_F32 : s->o.state->act) : in_state(s, block, first);
+    if (!copied)
+        move(s, p, PIECE_WRITING);
+    pthread_mutex_unlock(&s->lock);
+    fb_status st = fb_checkpoint_writer_append(w, block, first, length_of(s, block, first), &from, err);
+    pthread_mutex_lock(&s->lock);
+    if (copied)
+        give_slot(s, p);
+    move(s, p, PIECE_SAVED);
+    __atomic_sub_fetch(&s->n_unsaved, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static fb_status write_state(fb_saver *s, const char *dir, fb_sums *sums, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_checkpoint_writer *w;
+    FB_TRY(fb_checkpoint_writer_new(&w, s->manifest, s->order, dir, s->o.save_dtype, err));
+    for (uint32_t i = 0; i < s->manifest->n_block && st == FB_OK; i++)
+        for (uint64_t at = 0; at < s->manifest->blocks[s->order[i]].extent && st == FB_OK; at += PIECE)
+            st = write_piece(s, w, s->order[i], at, err);
+    if (st != FB_OK)
+        fb_checkpoint_writer_abandon(w);
+    else
+        st = fb_checkpoint_writer_finish(w, sums, err);
+done:
+    return st;
+}
+
+static fb_status write_checkpoint(fb_saver *s, fb_error *err)
+{
+    fb_status st = FB_OK;
+    char dir[FB_PATH_SIZE], path[FB_PATH_SIZE];
+    fb_sums sums = { 0 };
+    FB_TRY(fb_checkpoint_folder(dir, s->output_dir, s->step, ".tmp", err));
+    FB_TRY(fb_dir_remove(dir, err));
+    FB_TRY(fb_dir_make(dir, err));
+    FB_TRY(write_state(s, dir, &sums, err));
+    FB_TRY(fb_path_join(path, sizeof path, dir, "trainer_state.json", err));
+    FB_TRY(fb_file_write_atomic(path, s->trainer_state, strlen(s->trainer_state), err));
+    FB_TRY(fb_export_companions(s->model_dir, dir, err));
+    FB_TRY(fb_export_config(&s->manifest->cfg, dir, s->o.save_dtype, err));
+    FB_TRY(fb_sums_add_rest(&sums, dir, err));
+    FB_TRY(fb_sums_write(&sums, dir, err));
+    FB_TRY(fb_checkpoint_publish(s->output_dir, s->step, err));
+    FB_TRY(fb_checkpoint_prune(s->output_dir, s->step, s->o.n_kept, err));
+done:
+    if (st != FB_OK) /* half a checkpoint helps nobody, least of all on a full disk */
+        fb_dir_remove(dir, NULL);
+    fb_sums_free(&sums);
+    return st;
+}
+
+/* Nobody waits for pieces that will not be written. */
+static void end_save(fb_saver *s, fb_status st, const fb_error *err)
+{
+    for (uint64_t p = 0; p < s->first_piece[s->manifest->n_block]; p++)
+        if (s->piece[p] == PIECE_COPIED)
+            give_slot(s, p);
+    memset(s->piece, PIECE_SAVED, s->first_piece[s->manifest->n_block]);
+    __atomic_store_n(&s->n_unsaved, 0, __ATOMIC_RELEASE);
+    s->status = st;
+    s->error = st == FB_OK ? (fb_error){ 0 } : *err;
+    s->busy = false;
+    s->untold = true;
+    s->report.seconds = fb_clock() - s->begun;
+    free(s->trainer_state);
+    s->trainer_state = NULL;
+    pthread_cond_broadcast(&s->moved);
+}
+
+static bool any_copying(const fb_saver *s)
+{
+    return memchr(s->piece, PIECE_COPYING, s->first_piece[s->manifest->n_block]) != NULL;
+}
+
+/* The buffer takes its pages now and not in a save hours later, when the memory may be another's.  The kernel does it, since a
+ * worker may be copying into it already; one that cannot (before Linux 5.14) leaves it to the first use. */
+static void populate(fb_saver *s)
+{
+    bool stop = false;
+    for (uint64_t at = 0; at < s->buffer_size && !stop; at += POPULATED) {
+        uint64_t size = s->buffer_size - at < POPULATED ? s->buffer_size - at : POPULATED;
+        stop = madvise(s->buffer + at, size, MADV_POPULATE_WRITE) != 0;
+        pthread_mutex_lock(&s->lock);
+        stop |= s->stop;
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+static void *writer_main(void *arg)
+{
+    fb_saver *s = arg;
+    fb_error err = { 0 };
+    populate(s);
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->requested && !s->stop)
+            pthread_cond_wait(&s->moved, &s->lock);
+        if (!s->requested)
+            break;
+        s->requested = false;
+        pthread_mutex_unlock(&s->lock);
+        fb_status st = write_checkpoint(s, &err);
+        pthread_mutex_lock(&s->lock);
+        if (st != FB_OK) {
+            s->given_up = true;
+            pthread_cond_broadcast(&s->moved);
+        }
+        while (any_copying(s))
+            pthread_cond_wait(&s->moved, &s->lock);
+        end_save(s, st, &err);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- the engine's side ---- */
+
+/* In the writer's order, so that it frees the slots that this waits for. */
+static fb_status copy_device_blocks(fb_saver *s, fb_error *err)
+{
+    fb_status st = FB_OK;
+    for (uint32_t i = 0; i < s->manifest->n_block; i++) {
+        uint32_t b = s->order[i];
+        if (!fb_state_on_device(s->o.state, b))
+            continue;
+        for (uint64_t at = 0; at < s->manifest->blocks[b].extent; at += PIECE) {
+            uint64_t p = s->first_piece[b] + at / PIECE;
+            pthread_mutex_lock(&s->lock);
+            bool taken = take_slot(s, p);
+            pthread_mutex_unlock(&s->lock);
+            if (!taken)
+                return FB_OK; /* the writer failed, and says so itself */
+            st = copy_from_device(s, b, at, s->slot[p], err);
+            pthread_mutex_lock(&s->lock);
+            move(s, p, PIECE_COPIED);
+            if (st != FB_OK) {
+                s->given_up = true;
+                s->status = st;
+                s->error = *err;
+            }
+            pthread_cond_broadcast(&s->moved);
+            pthread_mutex_unlock(&s->lock);
+            if (st != FB_OK)
+                return st;
+        }
+    }
+    return FB_OK;
+}
+
+fb_status fb_saver_begin(fb_saver *s, uint64_t step, char *trainer_state, fb_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    assert(!s->busy);
+    uint64_t n = s->first_piece[s->manifest->n_block];
+    for (uint64_t p = 0; p < n; p++)
+        move(s, p, PIECE_UNSAVED);
+    __atomic_store_n(&s->n_unsaved, n, __ATOMIC_RELEASE);
+    s->step = step;
+    s->trainer_state = trainer_state;
+    s->report = (fb_saver_report){ .step = step, .bytes = fb_checkpoint_size(s->manifest, s->o.save_dtype) };
+    s->begun = fb_clock();
+    s->busy = s->requested = true;
+    s->given_up = s->untold = false;
+    pthread_cond_broadcast(&s->moved);
+    pthread_mutex_unlock(&s->lock);
+    return copy_device_blocks(s, err);
+}
+
+bool fb_saver_is_busy(fb_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool busy = s->busy;
+    pthread_mutex_unlock(&s->lock);
+    return busy;
+}
+
+void fb_saver_wait(fb_saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->busy)
+        pthread_cond_wait(&s->moved, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool fb_saver_ended(fb_saver *s, fb_saver_report *out, fb_status *st, fb_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    bool ended = s->untold;
+    s->untold = false;
+    if (ended) {
+        *out = s->report;
+        *st = s->status;
+        *err = s->error;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return ended;
+}
+
+/* ---- new, free ---- */
+
+fb_status fb_saver_new(fb_saver **out, const fb_saver_options *o, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_manifest *m = o->state->manifest;
+    fb_saver *s = calloc(1, sizeof *s);
+    if (!s)
+        return fb_fail(err, FB_NOMEM, "saver: no memory");
+    s->o = *o;
+    s->manifest = m;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->moved, NULL);
+    uint64_t n_piece = fb_saver_buffer_most(m) / PIECE_BYTES, n_slot = o->buffer_size / PIECE_BYTES;
+    n_slot = n_slot < 1 ? 1 : n_slot > n_piece ? n_piece : n_slot;
+    s->output_dir = strdup(o->output_dir);
+    s->model_dir = strdup(o->model_dir);
+    s->order = calloc(m->n_block, sizeof *s->order);
+    s->first_piece = calloc(m->n_block + 1, sizeof *s->first_piece);
+    s->piece = calloc(n_piece, sizeof *s->piece);
+    s->slot = calloc(n_piece, sizeof *s->slot);
+    s->free_slots = calloc(n_slot, sizeof *s->free_slots);
+    if (!s->output_dir || !s->model_dir || !s->order || !s->first_piece || !s->piece || !s->slot || !s->free_slots)
+        FB_TRY(fb_fail(err, FB_NOMEM, "saver: no memory for %llu pieces", (unsigned long long)n_piece));
+    for (uint32_t b = 0; b < m->n_block; b++) {
+        s->order[b] = o->last_block_first ? m->n_block - 1 - b : b;
+        s->first_piece[b + 1] = s->first_piece[b] + pieces_of(&m->blocks[b]);
+    }
+    s->buffer_size = n_slot * PIECE_BYTES;
+    void *mem = mmap(NULL, s->buffer_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mem == MAP_FAILED) {
+        s->buffer_size = 0;
+        FB_TRY(fb_fail(err, FB_NOMEM, "saver: the system has no %.1f MiB for the save buffer; lower save_buffer",
+                       (double)(n_slot * PIECE_BYTES) / 0x1p20));
+    }
+    s->buffer = mem;
+    madvise(mem, s->buffer_size, MADV_HUGEPAGE); /* advice only */
+    for (; s->n_free < n_slot; s->n_free++)
+        s->free_slots[s->n_free] = (uint32_t)(n_slot - 1 - s->n_free); /* the lowest first: what was touched is used again */
+    if (pthread_create(&s->thread, NULL, writer_main, s) != 0)
+        FB_TRY(fb_fail(err, FB_FAILED, "saver: the system refuses a thread"));
+    s->has_thread = true;
+    *out = s;
+    s = NULL;
+done:
+    fb_saver_free(s);
+    return st;
+}
+
+void fb_saver_free(fb_saver *s)
+{
+    if (!s)
+        return;
+    if (s->has_thread) {
+        pthread_mutex_lock(&s->lock);
+        s->stop = true;
+        pthread_cond_broadcast(&s->moved);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->thread, NULL);
+    }
+    if (s->buffer)
+        munmap(s->buffer, s->buffer_size);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->moved);
+    free(s->output_dir);
+    free(s->model_dir);
+    free(s->order);
+    free(s->first_piece);
+    free(s->piece);
+    free(s->slot);
+    free(s->free_slots);
+    free(s);
+}
