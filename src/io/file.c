@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/sys.h"
+
 enum { PATH_SHOWN = 200, COPY_SIZE = 1 << 20 };
 
 fb_status fb_fail_filev(fb_error *err, fb_status status, const char *path, const char *fmt, va_list ap)
@@ -72,7 +74,7 @@ char *fb_file_resolve(const char *dir, const char *name, bool *inside)
 static fb_status open_regular(int *fd, uint64_t *size, const char *path, fb_error *err)
 {
     struct stat info;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    *fd = fb_sys_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (*fd < 0)
         return errno == ENOENT ? fb_fail_file(err, FB_INPUT, path, "there is no such file")
                                : fb_fail_file(err, FB_INPUT, path, "cannot be opened: %s", strerror(errno));
@@ -108,7 +110,7 @@ fb_status fb_file_read(char **out, uint64_t *size, const char *path, uint64_t si
         goto done;
     }
     while (got < total) {
-        ssize_t n = read(fd, text + got, total - got);
+        ssize_t n = fb_sys_read(fd, text + got, total - got);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {
@@ -128,11 +130,11 @@ done:
     return st;
 }
 
-static fb_status write_all(int fd, const char *path, const void *data, uint64_t size, fb_error *err)
+fb_status fb_file_write_all(int fd, const char *path, const void *data, uint64_t size, fb_error *err)
 {
     const char *at = data;
     while (size) {
-        ssize_t n = write(fd, at, size);
+        ssize_t n = fb_sys_write(fd, at, size);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -165,22 +167,22 @@ static fb_status open_temporary(int *fd, char *name, size_t size, const char *pa
     int length = snprintf(name, size, "%s.tmp", path);
     if (length < 0 || (size_t)length >= size)
         return fb_fail_file(err, FB_CONFIG, path, "the path is longer than %zu bytes; use a shorter one", size - 5);
-    unlink(name);
-    *fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fb_sys_unlink(name);
+    *fd = fb_sys_open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return *fd >= 0 ? FB_OK : fb_fail_file(err, FB_IO, name, "cannot be created: %s", strerror(errno));
 }
 
 /* Closes fd whatever happens; on failure of this or of st the temporary file is gone. */
 static fb_status settle(fb_status st, int fd, const char *temporary, const char *path, fb_error *err)
 {
-    if (st == FB_OK && fsync(fd) != 0)
+    if (st == FB_OK && fb_sys_fsync(fd) != 0)
         st = fb_fail_file(err, FB_IO, path, "cannot be made durable: %s", strerror(errno));
     if (close(fd) != 0 && st == FB_OK)
         st = fb_fail_file(err, FB_IO, path, "cannot be closed: %s", strerror(errno));
-    if (st == FB_OK && rename(temporary, path) != 0)
+    if (st == FB_OK && fb_sys_rename(temporary, path) != 0)
         st = fb_fail_file(err, FB_IO, path, "cannot be renamed into place: %s", strerror(errno));
     if (st != FB_OK) {
-        unlink(temporary);
+        fb_sys_unlink(temporary);
         return st;
     }
     return sync_parent(path, err);
@@ -193,7 +195,7 @@ fb_status fb_file_write_atomic(const char *path, const void *data, uint64_t size
     fb_status st = open_temporary(&fd, temporary, sizeof temporary, path, err);
     if (st != FB_OK)
         return st;
-    return settle(write_all(fd, path, data, size, err), fd, temporary, path, err);
+    return settle(fb_file_write_all(fd, path, data, size, err), fd, temporary, path, err);
 }
 
 static fb_status copy_all(int to_fd, int from_fd, const char *to, const char *from, fb_error *err)
@@ -203,11 +205,11 @@ static fb_status copy_all(int to_fd, int from_fd, const char *to, const char *fr
     if (!piece)
         return fb_fail_file(err, FB_NOMEM, from, "no memory to copy it");
     while (st == FB_OK) {
-        ssize_t n = read(from_fd, piece, COPY_SIZE);
+        ssize_t n = fb_sys_read(from_fd, piece, COPY_SIZE);
         if (n == 0)
             break;
         if (n > 0)
-            st = write_all(to_fd, to, piece, (uint64_t)n, err);
+            st = fb_file_write_all(to_fd, to, piece, (uint64_t)n, err);
         else if (errno != EINTR)
             st = fb_fail_file(err, FB_INPUT, from, "cannot be read: %s", strerror(errno));
     }
@@ -241,7 +243,7 @@ fb_status fb_file_copy_atomic(const char *from, const char *to, bool *copied, fb
 static fb_status make_one(const char *path, fb_error *err)
 {
     struct stat info;
-    if (mkdir(path, 0777) == 0)
+    if (fb_sys_mkdir(path, 0777) == 0)
         return FB_OK;
     int why = errno;
     if (stat(path, &info) == 0) {
@@ -286,10 +288,10 @@ static int empty_folder(int fd)
     struct dirent *entry;
     while (!failed && (errno = 0, entry = readdir(dir)) != NULL) {
         const char *name = entry->d_name;
-        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || unlinkat(fd, name, 0) == 0)
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || fb_sys_unlinkat(fd, name, 0) == 0)
             continue;
         int inner = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        failed = inner < 0 || empty_folder(inner) != 0 || unlinkat(fd, name, AT_REMOVEDIR) != 0;
+        failed = inner < 0 || empty_folder(inner) != 0 || fb_sys_unlinkat(fd, name, AT_REMOVEDIR) != 0;
     }
     int why = errno;
     closedir(dir);
@@ -299,29 +301,29 @@ static int empty_folder(int fd)
 
 fb_status fb_dir_remove(const char *path, fb_error *err)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = fb_sys_open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
     if (fd < 0) {
         if (errno == ENOENT)
             return FB_OK;
         if (errno == ENOTDIR || errno == ELOOP) { /* a link goes, a file is not ours to remove */
             struct stat info;
-            if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && unlink(path) == 0)
+            if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && fb_sys_unlink(path) == 0)
                 return FB_OK;
             return fb_fail_file(err, FB_IO, path, "is not a folder, so it was not removed");
         }
     }
-    if (fd < 0 || empty_folder(fd) != 0 || rmdir(path) != 0)
+    if (fd < 0 || empty_folder(fd) != 0 || fb_sys_rmdir(path) != 0)
         return fb_fail_file(err, FB_IO, path, "cannot be removed: %s", strerror(errno));
     return FB_OK;
 }
 
 fb_status fb_dir_sync(const char *path, fb_error *err)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = fb_sys_open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     if (fd < 0)
         return fb_fail_file(err, FB_IO, path, "cannot be opened as a folder: %s", strerror(errno));
     /* EINVAL: this file system has no such operation, hence no weaker state to leave behind. */
-    int failed = fsync(fd) != 0 && errno != EINVAL, why = errno;
+    int failed = fb_sys_fsync(fd) != 0 && errno != EINVAL, why = errno;
     close(fd);
     return failed ? fb_fail_file(err, FB_IO, path, "cannot be made durable: %s", strerror(why)) : FB_OK;
 }

@@ -11,6 +11,8 @@
 fb_status fb_file_read(char **out, uint64_t *size, const char *path, uint64_t size_max, fb_error *err);
 /* Writes under a temporary name in the same folder, fsyncs, renames into place, fsyncs the folder.  FB_IO. */
 fb_status fb_file_write_atomic(const char *path, const void *data, uint64_t size, fb_error *err);
+/* All of it, to an open file whose name is path.  FB_IO. */
+fb_status fb_file_write_all(int fd, const char *path, const void *data, uint64_t size, fb_error *err);
 /* Copies a file the same way; *copied (NULL: not wanted) is false when the source does not exist, which is OK. */
 fb_status fb_file_copy_atomic(const char *from, const char *to, bool *copied, fb_error *err);
 /* mkdir -p.  FB_IO. */

@@ -9,13 +9,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "io/sys.h"
+
 static const char lock_file[] = ".forebay.lock";
 enum { HOLDER_SIZE = 200 };
 
 /* Who holds it, as it wrote there; what a stranger may have put into the file is cut and made printable. */
 static void read_holder(int fd, char holder[HOLDER_SIZE])
 {
-    ssize_t n = pread(fd, holder, HOLDER_SIZE - 1, 0);
+    ssize_t n = fb_sys_pread(fd, holder, HOLDER_SIZE - 1, 0);
     holder[n > 0 ? n : 0] = 0;
     holder[strcspn(holder, "\n")] = 0;
     for (char *c = holder; *c; c++)
@@ -32,9 +34,9 @@ static fb_status write_holder(const fb_lock *l, const char *what, fb_error *err)
     if (gmtime_r(&now, &t))
         strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &t);
     int n = snprintf(text, sizeof text, "%s, process %ld on %s, since %s\n", what, (long)getpid(), host, since);
-    if (ftruncate(l->fd, 0) != 0 || pwrite(l->fd, text, (size_t)n, 0) != n)
-        return fb_fail_file(err, FB_IO, l->path, "cannot be written: %s; is the disk full?", strerror(errno));
-    return FB_OK;
+    if (ftruncate(l->fd, 0) != 0)
+        return fb_fail_file(err, FB_IO, l->path, "cannot be written: %s", strerror(errno));
+    return fb_file_write_all(l->fd, l->path, text, (uint64_t)n, err);
 }
 
 /* The holder before may have removed the file between our opening it and our getting the lock. */
@@ -67,7 +69,7 @@ fb_status fb_lock_take(fb_lock *l, const char *folder, const char *what, fb_erro
     do {
         if (l->fd)
             let_go(l);
-        l->fd = open(l->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+        l->fd = fb_sys_open(l->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
         if (l->fd < 0) {
             l->fd = 0;
             FB_TRY(fb_fail_file(err, FB_IO, l->path, "cannot be made: %s; output_dir must be a folder that can be written",
@@ -78,7 +80,7 @@ fb_status fb_lock_take(fb_lock *l, const char *folder, const char *what, fb_erro
         if (errno == EWOULDBLOCK)
             FB_TRY(held_by_another(l, folder, err));
         l->refused = errno;
-        unlink(l->path);
+        fb_sys_unlink(l->path);
         let_go(l);
         return FB_OK;
     } while (!is_still_there(l));
@@ -95,6 +97,6 @@ void fb_lock_give(fb_lock *l)
 {
     if (!l->fd)
         return;
-    unlink(l->path); /* while it is held: whoever takes it next makes a new one */
+    fb_sys_unlink(l->path); /* while it is held: whoever takes it next makes a new one */
     let_go(l);
 }

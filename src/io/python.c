@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "io/sys.h"
+
 enum {
     TAIL_SIZE = 16384,   /* of standard error; the last line is what counts */
     POLL_MS = 200,       /* how often a silent child is asked whether it still lives */
@@ -354,7 +356,7 @@ static void keep_tail(fb_python *p, const char *text, size_t n)
 static bool take_err(fb_python *p)
 {
     char    buf[READ_SIZE];
-    ssize_t n = read(p->err, buf, sizeof buf);
+    ssize_t n = fb_sys_read(p->err, buf, sizeof buf);
     if (n > 0)
         keep_tail(p, buf, (size_t)n);
     return n > 0 || (n < 0 && errno == EINTR);
@@ -370,7 +372,7 @@ static fb_status take_out(fb_python *p, bool *open, fb_error *err)
         p->reply = more;
         p->reply_capacity = capacity;
     }
-    ssize_t n = read(p->out, p->reply + p->n_reply, p->reply_capacity - p->n_reply);
+    ssize_t n = fb_sys_read(p->out, p->reply + p->n_reply, p->reply_capacity - p->n_reply);
     *open = n > 0 || (n < 0 && errno == EINTR);
     p->n_reply += n > 0 ? (size_t)n : 0;
     return FB_OK;

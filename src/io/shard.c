@@ -1,6 +1,7 @@
 #include "io/shard.h"
 
 #include "io/file.h"
+#include "io/sys.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +33,7 @@ struct fb_shard {
 static fb_status read_at(const fb_shard *s, int fd, void *out, uint64_t size, uint64_t offset, fb_error *err)
 {
     for (uint64_t got = 0; got < size;) {
-        ssize_t n = pread(fd, (char *)out + got, size - got, (off_t)(offset + got));
+        ssize_t n = fb_sys_pread(fd, (char *)out + got, size - got, (off_t)(offset + got));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
@@ -67,7 +68,7 @@ static fb_status read_header(fb_shard *s, int fd, fb_error *err)
 static fb_status shard_map(fb_shard *s, fb_error *err)
 {
     struct stat info;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = fb_sys_open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
         return errno == ENOENT ? BAD(s, "there is no such file") : BAD(s, "cannot be opened: %s", strerror(errno));
     fb_status st = FB_OK;
@@ -80,7 +81,7 @@ static fb_status shard_map(fb_shard *s, fb_error *err)
     else if (info.st_size < 10)
         st = BAD(s, "is %lld bytes long, a safetensors file has at least 10", (long long)info.st_size);
     else {
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        void *map = fb_sys_map(fd, (size_t)info.st_size);
         if (map == MAP_FAILED)
             st = BAD(s, "cannot be mapped: %s", strerror(errno));
         else {

@@ -1,6 +1,7 @@
 #include "io/shard_write.h"
 
 #include "io/file.h"
+#include "io/sys.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -188,7 +189,7 @@ static fb_status write_at(const fb_shard_writer *w, const void *data, uint64_t s
 {
     const char *from = data;
     while (size) {
-        ssize_t n = pwrite(w->fd, from, size, (off_t)at);
+        ssize_t n = fb_sys_pwrite(w->fd, from, size, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -260,8 +261,8 @@ static fb_status shard_begin(fb_shard_writer *w, fb_error *err)
     fb_status st = shard_name(path, sizeof path, w, w->n_written, temporary_suffix, err);
     if (st != FB_OK)
         return st;
-    unlink(path); /* with O_EXCL: neither a killed run's rest nor a planted link is written to */
-    w->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fb_sys_unlink(path); /* with O_EXCL: neither a killed run's rest nor a planted link is written to */
+    w->fd = fb_sys_open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (w->fd < 0)
         return fb_fail_file(err, FB_IO, path, "cannot be created: %s", strerror(errno));
     w->end = w->clean = 0;
@@ -282,7 +283,7 @@ static fb_status note_sum(const fb_shard_writer *w, fb_error *err)
 
 static fb_status shard_end(fb_shard_writer *w, fb_error *err)
 {
-    int failed = fsync(w->fd) != 0, why = errno;
+    int failed = fb_sys_fsync(w->fd) != 0, why = errno;
     if (close(w->fd) != 0 && !failed)
         failed = 1, why = errno;
     w->fd = -1;
@@ -394,7 +395,7 @@ static fb_status remove_stale(const fb_shard_writer *w, fb_error *err)
         const char *name = item->d_name;
         bool        stale = is_shard_of(name, w->stem, &of) ? w->n_shard == 1 || of != w->n_shard
                                                             : strcmp(name, w->n_shard == 1 ? index : single) == 0;
-        if (stale && unlinkat(dirfd(dir), name, 0) != 0)
+        if (stale && fb_sys_unlinkat(dirfd(dir), name, 0) != 0)
             victim = name;
     }
     fb_status st = FB_OK;
@@ -420,7 +421,7 @@ static fb_status rename_all(const fb_shard_writer *w, fb_error *err)
     for (uint32_t i = 0; i < w->n_shard; i++) {
         FB_TRY(shard_name(temporary, sizeof temporary, w, i, temporary_suffix, err));
         FB_TRY(shard_name(final, sizeof final, w, i, "", err));
-        if (rename(temporary, final) != 0) {
+        if (fb_sys_rename(temporary, final) != 0) {
             st = fb_fail_file(err, FB_IO, final, "cannot be renamed into place: %s", strerror(errno));
             goto done;
         }
@@ -453,7 +454,7 @@ void fb_shard_writer_abandon(fb_shard_writer *w)
         close(w->fd);
     for (uint32_t i = 0; i < w->n_shard; i++)
         if (shard_name(path, sizeof path, w, i, temporary_suffix, NULL) == FB_OK)
-            unlink(path);
+            fb_sys_unlink(path);
     for (uint32_t i = 0; i < w->n_entry; i++)
         free(w->entries[i].name);
     free(w->entries);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/sys.h"
 
 enum { VERSION = 2, READ_SIZE = 4 << 20, MANIFEST_SIZE_MAX = 64 << 20 };
 static const char manifest_file[] = "manifest.json", format_name[] = "forebay checkpoint";
@@ -57,7 +58,7 @@ static fb_status sum_file(uint64_t *size, char digits[FB_SUM_DIGITS + 1], const 
     unsigned char *buffer = NULL;
     ssize_t n;
     *size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    int fd = fb_sys_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0);
     if (fd < 0)
         return errno == ENOENT ? fb_fail_file(err, failure, path, "is missing")
                                : fb_fail_file(err, failure, path, "cannot be opened: %s", strerror(errno));
@@ -69,7 +70,7 @@ static fb_status sum_file(uint64_t *size, char digits[FB_SUM_DIGITS + 1], const 
     if (!sum || !buffer)
         FB_TRY(fb_fail_file(err, FB_NOMEM, path, "no memory to read it"));
     XXH3_128bits_reset(sum);
-    while ((n = read(fd, buffer, READ_SIZE)) != 0) {
+    while ((n = fb_sys_read(fd, buffer, READ_SIZE)) != 0) {
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)

@@ -1,6 +1,7 @@
 #include "io/tokens.h"
 
 #include "io/file.h"
+#include "io/sys.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +35,7 @@ typedef unsigned long long ull;
 static fb_status map_file(fb_tokens *t, const char *path, fb_error *err)
 {
     struct stat info;
-    int         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int         fd = fb_sys_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
         return errno == ENOENT ? BAD("there is no such file") : BAD("cannot be opened: %s", strerror(errno));
     fb_status st = FB_OK;
@@ -46,7 +47,7 @@ static fb_status map_file(fb_tokens *t, const char *path, fb_error *err)
         st = BAD("is %lld bytes long, a token shard has at least %d", (long long)info.st_size, HEADER_SIZE);
     else {
         t->map_size = (uint64_t)info.st_size;
-        t->map = mmap(NULL, t->map_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        t->map = fb_sys_map(fd, t->map_size);
         if (t->map == MAP_FAILED) {
             t->map = NULL;
             st = BAD("cannot be mapped: %s", strerror(errno));

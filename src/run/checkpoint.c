@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "io/sums.h"
+#include "io/sys.h"
 #include "run/checkpoint_write.h"
 #include "run/masters.h"
 #include "run/sink.h"
@@ -241,10 +242,10 @@ fb_status fb_checkpoint_publish(const char *output_dir, uint64_t step, fb_error 
     FB_TRY(fb_dir_sync(unfinished, err));
     /* Where an earlier run left this very step, the two change places: at no moment is there neither. */
     bool exists = access(dir, F_OK) == 0;
-    int failed = renameat2(AT_FDCWD, unfinished, AT_FDCWD, dir, exists ? RENAME_EXCHANGE : 0);
+    int failed = fb_sys_renameat2(unfinished, dir, exists ? RENAME_EXCHANGE : 0);
     if (failed && exists && (errno == EINVAL || errno == ENOSYS)) { /* a file system that cannot exchange */
         FB_TRY(fb_dir_remove(dir, err));
-        failed = rename(unfinished, dir);
+        failed = fb_sys_rename(unfinished, dir);
     }
     if (failed)
         FB_TRY(fb_fail(err, FB_IO, "%s: cannot be renamed into place: %s", unfinished, strerror(errno)));
@@ -263,7 +264,7 @@ static fb_status remove_checkpoint(const char *output_dir, int64_t step, fb_erro
     FB_TRY(fb_checkpoint_folder(dir, output_dir, (uint64_t)step, "", err));
     FB_TRY(fb_checkpoint_folder(unfinished, output_dir, (uint64_t)step, ".tmp", err));
     FB_TRY(fb_dir_remove(unfinished, err));
-    if (rename(dir, unfinished) != 0)
+    if (fb_sys_rename(dir, unfinished) != 0)
         FB_TRY(fb_fail(err, FB_IO, "%s: cannot be renamed to be removed: %s", dir, strerror(errno)));
     FB_TRY(fb_dir_remove(unfinished, err));
 done:

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "io/sys.h"
 #include "run/sink.h"
 
 static void pass_on(void *ctx, fb_say_kind kind, const char *text)
@@ -23,6 +24,9 @@ static void job_free(fb_job *j)
 fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *overrides, int n_override,
                       const fb_sink *sink, fb_error *err)
 {
+    fb_status st = fb_sys_faults(getenv("FOREBAY_FAULT_IO"), err);
+    if (st != FB_OK)
+        return st;
     fb_job *j = calloc(1, sizeof *j);
     if (!j)
         return fb_fail(err, FB_NOMEM, "no memory for a job");
@@ -30,7 +34,7 @@ fb_status fb_job_open(fb_job **out, const char *config_path, const char *const *
     j->sink = (fb_sink){ j->outlet.say ? pass_on : NULL, j };
     pthread_mutex_init(&j->say_lock, NULL);
     sem_init(&j->wake, 0, 0);
-    fb_status st = fb_options_read(&j->options, config_path, overrides, n_override, fb_say_warning, &j->sink, err);
+    st = fb_options_read(&j->options, config_path, overrides, n_override, fb_say_warning, &j->sink, err);
     if (st != FB_OK) {
         job_free(j);
         return st;

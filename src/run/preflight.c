@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "io/file.h"
+#include "io/sys.h"
 
 /* Of forebay.data: Python with what it loads for rows of ids took 18 MiB; a tokenizer of 11 MiB brought that to 196. */
 static const uint64_t PYTHON_BYTES = 32u << 20, TOKENIZER_FACTOR = 16;
@@ -25,7 +26,7 @@ fb_status fb_preflight_folder(const char *output_dir, fb_error *err)
     FB_TRY(fb_dir_make(output_dir, err));
     FB_TRY(fb_path_join(path, sizeof path, output_dir, ".forebay.probe", err));
     FB_TRY(fb_file_write_atomic(path, "can this folder be written?\n", 28, err));
-    if (unlink(path) != 0)
+    if (fb_sys_unlink(path) != 0)
         FB_TRY(fb_fail_file(err, FB_IO, path, "cannot be removed: %s", strerror(errno)));
 done:
     return st;

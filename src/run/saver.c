@@ -12,7 +12,7 @@
 #include "run/export.h"
 
 /* Elements: what an update worker takes at a time (train/update.c), so that its copy is still in the cache when it updates. */
-enum { PIECE = 1 << 17, PIECE_BYTES = 12 * PIECE };
+enum { PIECE = 1 << 17, PIECE_BYTES = 12 * PIECE, POPULATED = 64 << 20 };
 
 typedef enum { PIECE_SAVED, PIECE_UNSAVED, PIECE_WRITING, PIECE_COPYING, PIECE_COPIED } piece_state;
 
@@ -268,10 +268,25 @@ static bool any_copying(const fb_saver *s)
     return memchr(s->piece, PIECE_COPYING, s->first_piece[s->manifest->n_block]) != NULL;
 }
 
+/* The buffer takes its pages now and not in a save hours later, when the memory may be another's.  The kernel does it, since a
+ * worker may be copying into it already; one that cannot (before Linux 5.14) leaves it to the first use. */
+static void populate(fb_saver *s)
+{
+    bool stop = false;
+    for (uint64_t at = 0; at < s->buffer_size && !stop; at += POPULATED) {
+        uint64_t size = s->buffer_size - at < POPULATED ? s->buffer_size - at : POPULATED;
+        stop = madvise(s->buffer + at, size, MADV_POPULATE_WRITE) != 0;
+        pthread_mutex_lock(&s->lock);
+        stop |= s->stop;
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
 static void *writer_main(void *arg)
 {
     fb_saver *s = arg;
     fb_error err = { 0 };
+    populate(s);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (!s->requested && !s->stop)

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "config/parse.h"
 #include "io/lock.h"
+#include "io/sys.h"
 #include "optim/lr.h"
 #include "run/checkpoint.h"
 #include "run/dataset.h"
@@ -218,7 +219,7 @@ static fb_status clear_earlier_run(const fb_options *o, bool afresh, fb_error *e
 {
     char path[FB_PATH_SIZE];
     fb_status st = fb_path_join(path, sizeof path, o->output_dir, "trainer_state.json", err);
-    if (st == FB_OK && unlink(path) != 0 && errno != ENOENT)
+    if (st == FB_OK && fb_sys_unlink(path) != 0 && errno != ENOENT)
         st = fb_fail_file(err, FB_IO, path, "cannot be removed: %s", strerror(errno));
     return st != FB_OK || !afresh ? st : fb_checkpoint_remove_all(o->output_dir, err);
 }

@@ -1,17 +1,16 @@
-/* trainlog.h - output_dir/trainer_log.jsonl: one JSON object a line, flushed as it is written.
+/* trainlog.h - output_dir/trainer_log.jsonl: one JSON object a line, written at once.
  *
  * A resume cuts off the lines of steps that are run again, so that the file reads as one run's. */
 #ifndef FB_RUN_TRAINLOG_H
 #define FB_RUN_TRAINLOG_H
 
 #include <jansson.h>
-#include <stdio.h>
 
 #include "base/error.h"
 
 typedef struct fb_trainlog {
-    FILE *file;
-    char *path;
+    char *path; /* NULL: closed */
+    int   fd;
 } fb_trainlog;
 
 /* Keeps the lines whose current_steps is at most steps_kept; 0: starts afresh.  FB_IO. */

@@ -142,6 +142,8 @@ done:
 
 void fb_state_deinit(fb_state *s)
 {
+    for (int stream = 0; s->device && stream < FB_STREAM_COUNT; stream++) /* copies that were under way when something failed */
+        (void)s->device->ops->sync(s->device, (fb_stream)stream, NULL);
     for (int c = 0; c < FB_HOST_COUNT; c++) {
         if (!s->component[c])
             continue;

@@ -14,7 +14,7 @@ static const tiny_model model = { "qwen3", 16, 20, 2, 2, 1, 8, 40, true, NULL, 0
 
 static fb_device *open_fault(const char *spec)
 {
-    fb_device *d;
+    fb_device *d = NULL;
     fb_error err;
     if (fb_fault_open(&d, &(fb_device_options){ .n_thread = 1 }, spec, &err) != FB_OK)
         fail_msg("%s", err.msg);
@@ -32,10 +32,17 @@ static void specs_are_read_strictly(void **unused)
     assert_int_equal(f->fail_at[OP_attention_bwd], 2);
     assert_int_equal(f->fail_at[OP_download], 0);
     d->ops->close(d);
+    d = open_fault("slow=sync:4,fail=any:77,poison=255");
+    f = (fault *)d;
+    assert_int_equal(f->slow_at[OP_sync], 4);
+    assert_int_equal(f->fail_any_at, 77);
+    assert_int_equal(f->poison, 255);
+    d->ops->close(d);
     d = open_fault("");
     d->ops->close(d);
     static const char *const bad[] = { "delay", "delay=", "delay=x", "delay=1000001", "seed=", "seed=3x", "seed=-1", "fail=upload",
-        "fail=upload:", "fail=upload:0", "fail=upload:2x", "fail=uplod:1", "fail=:1", "sleep=3", "seed=1,,seed=2", " seed=1",
+        "fail=upload:", "fail=upload:0", "fail=upload:2x", "fail=uplod:1", "fail=:1", "sleep=3", "slow=any:1",
+        "poison=256", "poison=", "poison=-1", "count=", "seed=1,,seed=2", " seed=1",
         "fail=a_name_that_is_far_longer_than_any_operation_of_a_device_could_ever_be:1" };
     for (size_t i = 0; i < FB_COUNT(bad); i++) {
         fb_error err = { 0 };
@@ -60,6 +67,38 @@ static void the_nth_call_fails_and_no_other(void **unused)
     for (int i = 0; i < 4; i++)
         if (i != 2)
             d->ops->event_free(d, e[i]);
+    d->ops->close(d);
+}
+
+static void any_counts_the_calls_of_all(void **unused)
+{
+    (void)unused;
+    fb_device *d = open_fault("fail=any:3");
+    fb_event *e[2];
+    fb_error err;
+    assert_int_equal(d->ops->event_new(d, &e[0], &err), FB_OK);
+    assert_int_equal(d->ops->record(d, FB_STREAM_H2D, e[0], &err), FB_OK);
+    assert_int_equal(d->ops->event_new(d, &e[1], &err), FB_DEVICE);
+    assert_string_equal(err.msg, "fault device: injected failure of event_new, call 2");
+    assert_int_equal(d->ops->sync(d, FB_STREAM_H2D, &err), FB_OK);
+    d->ops->event_free(d, e[0]);
+    d->ops->close(d);
+}
+
+static void memory_is_poisoned_to_its_last_byte(void **unused)
+{
+    (void)unused;
+    enum { SIZE = 3 * PIECE + 77 };
+    fb_device *d = open_fault("poison=165");
+    void *mem;
+    unsigned char *back = malloc(SIZE);
+    assert_int_equal(d->ops->alloc(d, SIZE, &mem, NULL), FB_OK);
+    assert_int_equal(d->ops->download(d, FB_STREAM_D2H, back, mem, SIZE, NULL), FB_OK);
+    assert_int_equal(d->ops->sync(d, FB_STREAM_D2H, NULL), FB_OK);
+    for (size_t i = 0; i < SIZE; i++)
+        assert_int_equal(back[i], 165);
+    free(back);
+    d->ops->free(d, mem);
     d->ops->close(d);
 }
 
@@ -182,6 +221,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(specs_are_read_strictly),
         cmocka_unit_test(the_nth_call_fails_and_no_other),
+        cmocka_unit_test(any_counts_the_calls_of_all),
+        cmocka_unit_test(memory_is_poisoned_to_its_last_byte),
         cmocka_unit_test(the_seed_is_the_weather),
         cmocka_unit_test_setup_teardown(any_failure_is_a_sentence, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(failures_without_overlap_and_in_bad_weather, temp_dir_make, temp_dir_remove),

@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
+
 #include "run/trainlog.h"
 #include "temp_dir.h"
 
@@ -75,10 +77,10 @@ static void failures_are_sentences(void **unused)
     fb_error err;
     fb_trainlog l;
     assert_int_equal(fb_trainlog_open(&l, temp_path("nowhere"), 0, &err), FB_IO);
-    assert_null(l.file);
     assert_null(l.path);
-    l = (fb_trainlog){ .file = fopen("/dev/full", "ae"), .path = strdup("/dev/full") };
-    expect_failure(fb_trainlog_write(&l, json_pack("{s:i}", "current_steps", 1), &err), FB_IO, &err, "is the disk full?");
+    assert_null(l.path);
+    l = (fb_trainlog){ .fd = open("/dev/full", O_WRONLY | O_APPEND), .path = strdup("/dev/full") };
+    expect_failure(fb_trainlog_write(&l, json_pack("{s:i}", "current_steps", 1), &err), FB_IO, &err, "No space left on device");
     expect_failure(fb_trainlog_write(&l, NULL, &err), FB_NOMEM, &err, "no memory for a line");
     fb_trainlog_close(&l);
 }

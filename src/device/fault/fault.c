@@ -1,6 +1,7 @@
 #include "device/fault/fault.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -8,33 +9,31 @@
 #include "base/random.h"
 #include "device/kernels.h"
 
-#define OP_MAP(X) X(alloc) X(pin) X(event_new) X(upload) X(download) X(fill_zero) X(record) X(wait) X(call) X(sync) FB_KERNEL_MAP(X)
+#define OP_MAP(X) X(alloc) X(pin) X(event_new) X(upload) X(download) X(fill_zero) X(record) X(wait) X(call) X(sync) \
+    X(event_wait_host) FB_KERNEL_MAP(X)
 
 #define OP_ENUM(name) OP_##name,
 enum { OP_MAP(OP_ENUM) OP_COUNT };
 #define OP_NAME(name) #name,
 static const char *const op_names[] = { OP_MAP(OP_NAME) };
 
+enum { WORD_SIZE = 512, SLOW_US = 300000, PIECE = 1 << 16 };
+
 typedef struct fault {
     fb_device  device; /* first */
     fb_device *inner;
     uint64_t   random;
     uint32_t   delay_us;
-    uint64_t   fail_at[OP_COUNT]; /* 0: never */
+    uint64_t   fail_at[OP_COUNT], slow_at[OP_COUNT]; /* 0: never */
+    uint64_t   fail_any_at, count_any;
     uint64_t   count[OP_COUNT];
+    int        poison; /* -1: none */
+    char       count_path[WORD_SIZE];
 } fault;
 
 static fault *fault_of(fb_device *d)
 {
     return (fault *)d;
-}
-
-static fb_status strike(fault *f, int op, fb_error *err)
-{
-    if (++f->count[op] == f->fail_at[op])
-        return fb_fail(err, FB_DEVICE, "fault device: injected failure of %s, call %llu", op_names[op],
-                       (unsigned long long)f->count[op]);
-    return FB_OK;
 }
 
 static void sleep_us(void *arg, bool failed)
@@ -45,6 +44,26 @@ static void sleep_us(void *arg, bool failed)
         nanosleep(&t, NULL);
 }
 
+static fb_status strike(fault *f, int op, fb_error *err)
+{
+    uint64_t n = ++f->count[op];
+    if (++f->count_any == f->fail_any_at || n == f->fail_at[op])
+        return fb_fail(err, FB_DEVICE, "fault device: injected failure of %s, call %llu", op_names[op], (unsigned long long)n);
+    return FB_OK;
+}
+
+/* On the host, or, in the call of a stream, there, before what is called. */
+static fb_status linger(fault *f, int op, int stream, fb_error *err)
+{
+    if (f->count[op] != f->slow_at[op])
+        return FB_OK;
+    void *us = (void *)(uintptr_t)SLOW_US;
+    if (stream >= 0)
+        return f->inner->ops->call(f->inner, (fb_stream)stream, sleep_us, us, err);
+    sleep_us(us, false);
+    return FB_OK;
+}
+
 static fb_status dawdle(fault *f, fb_stream s, fb_error *err)
 {
     uint64_t r = fb_random_next(&f->random);
@@ -53,15 +72,40 @@ static fb_status dawdle(fault *f, fb_stream s, fb_error *err)
     return f->inner->ops->call(f->inner, s, sleep_us, (void *)(uintptr_t)(r / 4 % (f->delay_us + 1)), err);
 }
 
-/* Strike or dawdle, then forward. */
-#define FORWARD(op, call_inner)                     \
+/* Strike or linger, then forward.  stream: -1 for a call of the host. */
+#define FORWARD(op, stream)                         \
     fault *f = fault_of(d);                         \
     fb_status st = strike(f, OP_##op, err);         \
-    return st != FB_OK ? st : f->inner->ops->call_inner
+    if (st == FB_OK)                                \
+        st = linger(f, OP_##op, stream, err);       \
+    return st != FB_OK ? st : f->inner->ops->op
+
+static fb_status fill(fault *f, unsigned char *mem, uint64_t size, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const fb_device_ops *ops = f->inner->ops;
+    unsigned char *pattern = malloc(PIECE);
+    if (!pattern)
+        return fb_fail(err, FB_NOMEM, "fault device: no memory for a pattern");
+    memset(pattern, f->poison, PIECE);
+    for (uint64_t at = 0; at < size && st == FB_OK; at += PIECE)
+        st = ops->upload(f->inner, FB_STREAM_H2D, mem + at, pattern, size - at < PIECE ? size - at : PIECE, err);
+    fb_status done = ops->sync(f->inner, FB_STREAM_H2D, st == FB_OK ? err : NULL);
+    free(pattern);
+    return st != FB_OK ? st : done;
+}
 
 static fb_status fault_alloc(fb_device *d, uint64_t size, void **out, fb_error *err)
 {
-    FORWARD(alloc, alloc)(f->inner, size, out, err);
+    fb_status st = FB_OK;
+    fault *f = fault_of(d);
+    FB_TRY(strike(f, OP_alloc, err));
+    FB_TRY(linger(f, OP_alloc, -1, err));
+    FB_TRY(f->inner->ops->alloc(f->inner, size, out, err));
+    if (f->poison >= 0 && (st = fill(f, *out, size, err)) != FB_OK)
+        f->inner->ops->free(f->inner, *out);
+done:
+    return st;
 }
 
 static void fault_free(fb_device *d, void *mem)
@@ -71,7 +115,7 @@ static void fault_free(fb_device *d, void *mem)
 
 static fb_status fault_pin(fb_device *d, void *host, uint64_t size, fb_error *err)
 {
-    FORWARD(pin, pin)(f->inner, host, size, err);
+    FORWARD(pin, -1)(f->inner, host, size, err);
 }
 
 static void fault_unpin(fb_device *d, void *host)
@@ -81,7 +125,7 @@ static void fault_unpin(fb_device *d, void *host)
 
 static fb_status fault_event_new(fb_device *d, fb_event **out, fb_error *err)
 {
-    FORWARD(event_new, event_new)(f->inner, out, err);
+    FORWARD(event_new, -1)(f->inner, out, err);
 }
 
 static void fault_event_free(fb_device *d, fb_event *e)
@@ -94,7 +138,7 @@ static fb_status fault_upload(fb_device *d, fb_stream s, void *dst, const void *
     fb_status late = dawdle(fault_of(d), s, err);
     if (late != FB_OK)
         return late;
-    FORWARD(upload, upload)(f->inner, s, dst, pinned, size, err);
+    FORWARD(upload, (int)s)(f->inner, s, dst, pinned, size, err);
 }
 
 static fb_status fault_download(fb_device *d, fb_stream s, void *pinned, const void *src, uint64_t size, fb_error *err)
@@ -102,37 +146,42 @@ static fb_status fault_download(fb_device *d, fb_stream s, void *pinned, const v
     fb_status late = dawdle(fault_of(d), s, err);
     if (late != FB_OK)
         return late;
-    FORWARD(download, download)(f->inner, s, pinned, src, size, err);
+    FORWARD(download, (int)s)(f->inner, s, pinned, src, size, err);
 }
 
 static fb_status fault_fill_zero(fb_device *d, fb_stream s, void *dst, uint64_t size, fb_error *err)
 {
-    FORWARD(fill_zero, fill_zero)(f->inner, s, dst, size, err);
+    FORWARD(fill_zero, (int)s)(f->inner, s, dst, size, err);
 }
 
 static fb_status fault_record(fb_device *d, fb_stream s, fb_event *e, fb_error *err)
 {
-    FORWARD(record, record)(f->inner, s, e, err);
+    FORWARD(record, (int)s)(f->inner, s, e, err);
 }
 
 static fb_status fault_wait(fb_device *d, fb_stream s, fb_event *e, fb_error *err)
 {
-    FORWARD(wait, wait)(f->inner, s, e, err);
+    FORWARD(wait, (int)s)(f->inner, s, e, err);
 }
 
 static fb_status fault_call(fb_device *d, fb_stream s, void (*fn)(void *arg, bool failed), void *arg, fb_error *err)
 {
-    FORWARD(call, call)(f->inner, s, fn, arg, err);
+    FORWARD(call, (int)s)(f->inner, s, fn, arg, err);
 }
 
 static fb_status fault_sync(fb_device *d, fb_stream s, fb_error *err)
 {
-    FORWARD(sync, sync)(f->inner, s, err);
+    fault *f = fault_of(d);
+    fb_status done = f->inner->ops->sync(f->inner, s, err); /* even of a sync that fails: what failed does not run on */
+    fb_status st = strike(f, OP_sync, done == FB_OK ? err : NULL);
+    if (st == FB_OK)
+        st = linger(f, OP_sync, -1, err);
+    return done != FB_OK ? done : st;
 }
 
 static fb_status fault_event_wait_host(fb_device *d, fb_event *e, fb_error *err)
 {
-    return fault_of(d)->inner->ops->event_wait_host(fault_of(d)->inner, e, err);
+    FORWARD(event_wait_host, -1)(f->inner, e, err);
 }
 
 static fb_status fault_event_time(fb_device *d, fb_event *e, double *seconds, fb_error *err)
@@ -150,8 +199,19 @@ static void fault_info(fb_device *d, fb_device_info *out)
     fault_of(d)->inner->ops->info(fault_of(d)->inner, out);
 }
 
+static void write_counts(const fault *f)
+{
+    FILE *to = fopen(f->count_path, "ae");
+    for (int op = 0; to && op < OP_COUNT; op++)
+        fprintf(to, "device %s %llu\n", op_names[op], (unsigned long long)f->count[op]);
+    if (to)
+        fclose(to);
+}
+
 static void fault_close(fb_device *d)
 {
+    if (*fault_of(d)->count_path)
+        write_counts(fault_of(d));
     fault_of(d)->inner->ops->close(fault_of(d)->inner);
     free(d);
 }
@@ -161,6 +221,8 @@ static void fault_close(fb_device *d)
     {                                                                                    \
         fault *f = fault_of(d);                                                          \
         fb_status st = strike(f, OP_##name, err);                                        \
+        if (st == FB_OK)                                                                 \
+            st = linger(f, OP_##name, FB_STREAM_COMPUTE, err);                           \
         if (st == FB_OK)                                                                 \
             st = dawdle(f, FB_STREAM_COMPUTE, err);                                      \
         return st != FB_OK ? st : f->inner->kernels->name(f->inner, a, err);             \
@@ -197,9 +259,25 @@ static bool read_number(const char *text, uint64_t max, uint64_t *out)
     return text[0] >= '0' && text[0] <= '9' && !*end && !errno && *out <= max;
 }
 
+/* "OP:N" behind the equals sign; the colon is overwritten. */
+static fb_status parse_point(fault *f, const char *op, char *colon, uint64_t n, bool fails, fb_error *err)
+{
+    int i = 0;
+    *colon = 0;
+    while (i < OP_COUNT && strcmp(op, op_names[i]))
+        i++;
+    if (fails && !strcmp(op, "any"))
+        f->fail_any_at = n;
+    else if (i == OP_COUNT)
+        return fb_fail(err, FB_CONFIG, "backend fault: '%.64s' is no operation of a device", op);
+    else
+        (fails ? f->fail_at : f->slow_at)[i] = n;
+    return FB_OK;
+}
+
 static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
 {
-    char word[64];
+    char word[WORD_SIZE];
     while (*spec) {
         size_t n = strcspn(spec, ",");
         if (n >= sizeof word)
@@ -213,17 +291,18 @@ static fb_status parse_spec(fault *f, const char *spec, fb_error *err)
             f->random = value;
         else if (!strncmp(word, "delay=", 6) && read_number(word + 6, 1000000, &value))
             f->delay_us = (uint32_t)value;
-        else if (!strncmp(word, "fail=", 5) && colon && read_number(colon + 1, UINT64_MAX, &value) && value) {
-            const char *op = word + 5;
-            int i = 0;
-            *colon = 0;
-            while (i < OP_COUNT && strcmp(op, op_names[i]))
-                i++;
-            if (i == OP_COUNT)
-                return fb_fail(err, FB_CONFIG, "backend fault: '%s' is no operation of a device", op);
-            f->fail_at[i] = value;
+        else if (!strncmp(word, "poison=", 7) && read_number(word + 7, UINT8_MAX, &value))
+            f->poison = (int)value;
+        else if (!strncmp(word, "count=", 6) && word[6])
+            strcpy(f->count_path, word + 6);
+        else if ((!strncmp(word, "fail=", 5) || !strncmp(word, "slow=", 5)) && colon
+                 && read_number(colon + 1, UINT64_MAX, &value) && value) {
+            fb_status st = parse_point(f, word + 5, colon, value, word[0] == 'f', err);
+            if (st != FB_OK)
+                return st;
         } else
-            return fb_fail(err, FB_CONFIG, "backend fault: '%s' is not seed=N, delay=MICROS (up to 1000000) or fail=OP:N", word);
+            return fb_fail(err, FB_CONFIG, "backend fault: '%.64s' is not seed=N, delay=MICROS (up to 1000000), fail=OP:N, "
+                           "slow=OP:N, poison=BYTE or count=PATH", word);
     }
     return FB_OK;
 }
@@ -235,6 +314,7 @@ fb_status fb_fault_open(fb_device **out, const fb_device_options *o, const char 
     if (!f)
         return fb_fail(err, FB_NOMEM, "fault device: no memory");
     f->random = 1;
+    f->poison = -1;
     f->device.ops = &fault_ops;
     f->device.kernels = &fault_kernels;
     FB_TRY(parse_spec(f, spec, err));

@@ -5,7 +5,11 @@
  *   delay=MICROS      before each copy and kernel, on its own stream, with probability 1/4, sleep 0..MICROS: streams
  *                     drift apart, so that an ordering that holds by luck alone breaks
  *   fail=OP:N         the Nth call (from 1) of OP fails with FB_DEVICE: alloc, pin, event_new, upload, download,
- *                     record, wait, call, sync, or a kernel's name
+ *                     fill_zero, record, wait, call, sync, event_wait_host, or a kernel's name; any:N: the Nth call of all
+ *   slow=OP:N         the Nth call of OP takes 300 ms longer, on its stream if it has one
+ *   poison=BYTE       every allocation is filled with BYTE (decimal): runs with different bytes agree only if nothing is read
+ *                     before it is written
+ *   count=PATH        at close appends "device OP calls" for every OP to PATH
  * The wrapped back end is the default one. */
 #ifndef FB_DEVICE_FAULT_FAULT_H
 #define FB_DEVICE_FAULT_FAULT_H
