@@ -163,7 +163,7 @@ fb_status fb_checkpoint_read_progress(fb_progress *p, json_t **identity, const c
     uint64_t text_size;
     FB_TRY(fb_path_join(path, sizeof path, dir, state_file, err));
     FB_TRY(fb_file_read(&text, &text_size, path, STATE_SIZE_MAX, err));
-    root = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    root = json_loadb(text, text_size, JSON_REJECT_DUPLICATES, &why);
     if (!root)
         FB_TRY(fb_fail(err, FB_INPUT, "%s: is not JSON (line %d: %s)", path, why.line, why.text));
     *p = (fb_progress){ 0 };

@@ -1,5 +1,7 @@
 #include "run/preset.h"
 
+#include "config/parse.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +40,8 @@ static const struct {
                  "\"attention_bias\": false, \"mlp_bias\": false, \"bos_token_id\": 0, \"eos_token_id\": 0" },
 };
 
+enum { LAYERS_MAX = 10000 };
+
 static const char *members_of(const char *family)
 {
     for (size_t i = 0; i < FB_COUNT(families); i++)
@@ -56,14 +60,18 @@ void fb_preset_names(char *buf, size_t size)
 
 fb_status fb_preset_config(char out[FB_PRESET_SIZE], const char *name, fb_error *err)
 {
+    size_t length = strcspn(name, ":");
+    int64_t layers = 0;
+    if (name[length] && (!fb_parse_int(name + length + 1, &layers) || layers < 1 || layers > LAYERS_MAX))
+        return fb_fail(err, FB_CONFIG, "preset '%s': after the colon comes another number of layers, 1 to %d", name, LAYERS_MAX);
     for (size_t i = 0; i < FB_COUNT(presets); i++) {
         const preset *p = &presets[i];
-        if (strcmp(p->name, name) != 0)
+        if (strlen(p->name) != length || strncmp(p->name, name, length) != 0)
             continue;
         int n = snprintf(out, FB_PRESET_SIZE, "{%s, \"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u, "
             "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"vocab_size\": %u, \"max_position_embeddings\": %u, "
             "\"rms_norm_eps\": %s, \"tie_word_embeddings\": %s, \"hidden_act\": \"silu\", \"attention_dropout\": 0.0, "
-            "\"torch_dtype\": \"bfloat16\"}", members_of(p->family), p->hidden, p->ffn, p->layers, p->heads, p->kv_heads, p->vocab,
+            "\"torch_dtype\": \"bfloat16\"}", members_of(p->family), p->hidden, p->ffn, layers ? (uint32_t)layers : p->layers, p->heads, p->kv_heads, p->vocab,
             p->max_position, p->eps, p->tied ? "true" : "false");
         assert(n > 0 && n < FB_PRESET_SIZE);
         return FB_OK;

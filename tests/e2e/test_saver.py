@@ -196,10 +196,11 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(stopped, fini
     more = {**kind, "resume_from_checkpoint": True, "save_steps": 1}
     config = write_yaml(stopped.parent / "full.yaml", options(out=stopped, **more))
     before = {p: p.read_bytes() for p in stopped.glob("checkpoint-*/*")}
-    # Fewer than ten writes come before checkpoint-9's, and it takes more than fifty.
-    result = forebay("train", config, env={"FOREBAY_FAULT_IO": "full=20"})
-    assert result.code == 1, result.err
-    assert "cannot be written: No space left on device; checkpoint-9 was not saved and the run ends" in result.last, result.last
+    result = subprocess.run([FOREBAY, "train", config], capture_output=True, text=True, timeout=HANG_SECONDS,
+                            env={**os.environ, "FOREBAY_FAULT_IO": "full=25"})
+    assert result.returncode == 1, result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert "No space left on device; checkpoint-9 was not saved and the run ends" in last, last
     assert {p: p.read_bytes() for p in stopped.glob("checkpoint-*/*")} == before
     assert not half_written(stopped)
     assert resume(stopped, kind).code == 0

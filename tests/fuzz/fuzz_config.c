@@ -43,15 +43,21 @@ static void check_rope(const fb_model_config *c)
         FUZZ_REQUIRE(!isnan(frequency[i]), "rope frequency %u is no number", i);
 }
 
+static uint64_t attention_scratch(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
+{
+    return (uint64_t)t_max * n_head * head_dim;
+}
+
 static void check_plan(const fb_manifest *m)
 {
     fb_plan         plan;
     fb_error        err;
-    fb_plan_request r = { .manifest = m, .act = FB_BF16, .train = true, .clip = true, .recompute = FB_RECOMPUTE_SELECTIVE,
-                          .slots = 2, .row_len = 4096, .micro_rows = 4, .n_micro = 8, .attention_scratch = 1 << 20,
+    fb_layout       l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_SELECTIVE, .rich = FB_RECOMPUTE_SELECTIVE };
+    fb_plan_request r = { .manifest = m, .act = FB_BF16, .train = true, .clip = true, .row_len = 4096, .micro_rows = 4, .n_micro = 8,
+                          .attention_scratch = attention_scratch,
                           .meta_size = meta_size, .logits_size = 256 << 20, .runtime_bytes = 1 << 20,
                           .hbm_budget = UINT64_C(16) << 30, .ram_budget = UINT64_C(256) << 30 };
-    fb_status st = fb_plan_build(&plan, &r, &err);
+    fb_status st = fb_plan_build(&plan, &r, &l, &err);
     if (st != FB_OK) {
         fuzz_refused(st, FB_NOFIT, &err, "");
         return;

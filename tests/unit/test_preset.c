@@ -55,6 +55,11 @@ static void an_unknown_preset_lists_the_known(void **unused)
     (void)unused;
     char json[FB_PRESET_SIZE], names[256];
     fb_error err;
+    assert_int_equal(fb_preset_config(json, "qwen2.5-7b:135", &err), FB_OK);
+    assert_non_null(strstr(json, "\"num_hidden_layers\": 135,"));
+    assert_non_null(strstr(json, "\"hidden_size\": 3584,"));
+    expect_failure(fb_preset_config(json, "qwen2.5-7b:0", &err), FB_CONFIG, &err, "another number of layers");
+    expect_failure(fb_preset_config(json, "qwen2.5-7b:", &err), FB_CONFIG, &err, "another number of layers");
     expect_failure(fb_preset_config(json, "qwen2.5-8b", &err), FB_CONFIG, &err, "preset 'qwen2.5-8b' is not known; known are: qwen2.5-0.5b, ");
     fb_preset_names(names, sizeof names);
     assert_non_null(strstr(err.msg, names));
