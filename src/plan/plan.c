@@ -177,6 +177,7 @@ static void host_sizes(fb_plan *p, const fb_plan_request *r, uint64_t h[FB_HOST_
     h[FB_HOST_STAGING] = l->home_embed ? 0 : 2 * p->input_size;
     h[FB_HOST_BATCH] = p->meta_size * r->n_micro + p->rope_size * (m->cfg.rope.type == FB_ROPE_DYNAMIC ? r->n_micro : 1);
     h[FB_HOST_WINDOW] = fb_plan_owned_before(p, m, FB_OWN_STATE, m->n_block) ? FB_WINDOW_ELEMS * sizeof(float) : 0;
+    h[FB_HOST_SAVE_BUFFER] = r->save_bytes;
     h[FB_HOST_RUNTIME] = r->runtime_bytes;
     if (!r->train)
         return;

@@ -261,7 +261,7 @@ static void introduce(const bench *b, bool json)
     fb_session_describe_layout(s, layout);
     fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
            b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
-    fb_say(b->sink, kind, "a step of %.3f s is foreseen, by %s", s->foreseen.seconds, s->machine_note);
+    fb_say(b->sink, kind, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);
     fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 

@@ -132,8 +132,9 @@ fb_status fb_identity_check(const json_t *then, const json_t *now, const char *d
                 continue;
             show(was, json_object_get(a, name));
             show(is, value);
-            return fb_fail(err, FB_CONFIG, "%s: is of another %s: %s was %s, now it is %s; use the same, or "
-                           "resume_from_checkpoint: false to start afresh", dir, groups[i], name, was, is);
+            return fb_fail(err, FB_CONFIG, "%s: is of another %s: %s was %s, now it is %s; use the same, or start afresh with "
+                           "resume_from_checkpoint: false in another output_dir or with overwrite_output_dir: true", dir, groups[i],
+                           name, was, is);
         }
     }
     return FB_OK;

@@ -99,13 +99,14 @@ static void look_at_more(fb_outlook *o, const fb_plan_request *asked)
 
 fb_status fb_outlook_make(fb_outlook *o, fb_error *err)
 {
-    const fb_plan_request asked = o->request;
+    fb_plan_request asked = o->request;
     o->time = (fb_timeline){ .spans = o->spans, .n_span_max = FB_TIMELINE_SPANS };
     fb_status st = fb_planning_search(&o->plan, &o->time, &o->request, &o->machine, &o->wishes, o->options,
                                       o->options->save_strategy != FB_SAVE_NO, &o->reason);
     if (st != FB_OK && st != FB_NOFIT)
         return fb_fail(err, st, "%s", o->reason.msg);
     o->fits = st == FB_OK;
+    asked.save_bytes = o->request.save_bytes;
     o->tokens = (double)o->wishes.load.rows_per_step * asked.row_len;
     o->flops = 6 * (double)o->manifest->n_weight * o->tokens;
     fb_timeline_explain(o->why, sizeof o->why, &o->time);

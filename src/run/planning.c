@@ -99,12 +99,13 @@ fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manif
 
 /* ---- the plan ---- */
 
-/* The buffer of checkpoints takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half
+/* The buffer of checkpoints, whose least the plan holds already, takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half
  * of that: what is free now is promised to nobody. */
 static fb_status add_save_buffer(fb_plan *p, const fb_plan_request *r, const fb_options *o, fb_error *err)
 {
-    uint64_t taken = p->host_bytes + (r->unified ? p->device_bytes : 0), left = r->ram_budget > taken ? r->ram_budget - taken : 0;
-    uint64_t most = fb_saver_buffer_most(r->manifest), least = fb_saver_buffer_least(), size = most;
+    uint64_t most = fb_saver_buffer_most(r->manifest), least = r->save_bytes, size = most;
+    uint64_t taken = p->host_bytes - least + (r->unified ? p->device_bytes : 0);
+    uint64_t left = r->ram_budget > taken ? r->ram_budget - taken : 0;
     if (!r->ram_budget)
         left = UINT64_MAX;
     if (o->save_buffer == FB_SIZE_MOST && left / (o->ram_budget ? 1 : 2) < most)
@@ -114,21 +115,18 @@ static fb_status add_save_buffer(fb_plan *p, const fb_plan_request *r, const fb_
     size = size / least * least;
     size = size < least ? least : size;
     p->host[FB_HOST_SAVE_BUFFER].size = size;
-    p->host_bytes += size;
+    p->host_bytes += size - least;
     if (size > left)
         return fb_fail(err, FB_NOFIT, "plan: the save buffer takes %.1f MiB, ram_budget leaves %.1f MiB for it; raise ram_budget, "
-                       "or set %s", (double)size / 0x1p20, (double)left / 0x1p20, size > least ? "save_buffer: auto" : "save_strategy: no");
+                       "or set save_buffer: auto", (double)size / 0x1p20, (double)left / 0x1p20);
     return FB_OK;
 }
 
 fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *machine, const fb_wishes *w,
                              const fb_options *o, bool saves, fb_error *err)
 {
-    uint64_t ram = r->ram_budget, least = fb_saver_buffer_least();
-    if (saves && ram)
-        r->ram_budget = ram > least ? ram - least : 1;
+    r->save_bytes = saves ? fb_saver_buffer_least() : 0;
     fb_status st = fb_plan_search(out, t, r, machine, w, NULL, err);
-    r->ram_budget = ram;
     return st == FB_OK && saves ? add_save_buffer(out, r, o, err) : st;
 }
 

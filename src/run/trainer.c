@@ -351,7 +351,7 @@ static void introduce(const trainer *t)
            (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, (double)s->plan.host_bytes / 0x1p20);
     fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step; %s",
            (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch, t->n_micro, layout);
-    fb_say(t->sink, FB_SAY_PROGRESS, "a step of %.3g s is foreseen, by %s", s->foreseen.seconds, s->machine_note);
+    fb_say(t->sink, FB_SAY_PROGRESS, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);
 }
 
 /* ---- lines ---- */

@@ -111,7 +111,8 @@ def test_a_finished_run_is_not_overwritten(place):
     same = forebay("train", path, "resume_from_checkpoint=true")
     assert same.code == 0 and "nothing to do" in same.out
     other = forebay("train", path, "resume_from_checkpoint=true", "num_train_epochs=2")
-    assert_sentence(other, CONFIG_BAD, str(place / "out"), "finished run of other data")
+    assert_sentence(other, CONFIG_BAD, f"{place / 'out'}/trainer_state.json: is of another schedule: steps was 6, now it is 12",
+                    "overwrite_output_dir: true")
     assert {name: (place / "out" / name).read_bytes() for name in files} == files
     again = forebay("train", path, "overwrite_output_dir=true", "learning_rate=1e-2")
     assert again.code == 0 and (place / "out" / "model.safetensors").read_bytes() != files["model.safetensors"]
@@ -320,9 +321,9 @@ def small_disk(tmp_path):
 
 
 def test_a_small_disk(place, small_disk):
-    """A checkpoint takes 0.49 MiB, the final model 0.07: of six checkpoints not all fit, of two they do."""
-    path = config(place, out="disk/out", save_strategy="steps", save_steps=1, save_dtype="bfloat16")
-    result = forebay("train", path)                     # 6 checkpoints
+    """A checkpoint takes 0.49 MiB, the final model 0.07: of twelve checkpoints not all fit, of two they do."""
+    path = config(place, out="disk/out", save_strategy="steps", save_steps=1, save_dtype="bfloat16", num_train_epochs=2)
+    result = forebay("train", path)                     # 12 checkpoints: the disk is full with steps still to come
     assert "set save_total_limit to keep fewer" in result.err, result.err
     assert_sentence(result, FAILURE, "checkpoint-5", "No space left")       # as the warning said
     assert len(list(small_disk.glob("out/checkpoint-[1-4]"))) == 4          # what was saved before is whole

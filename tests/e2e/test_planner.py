@@ -38,7 +38,8 @@ def test_the_whole_memory_is_worth_its_while():
     time = seen["prediction"]
     assert time["busy"]["compute"] > 0.97 * seen["step_seconds"]
     assert time["tflops"] > 600
-    assert seen["device_bytes"] > 100 * GIB and seen["host_bytes"] < 32 * GIB
+    assert seen["device_bytes"] > 100 * GIB
+    assert seen["host_bytes"] - seen["host"]["save buffer"] < 32 * GIB    # which takes what is left
 
 
 def test_figures_add_up():

@@ -223,16 +223,23 @@ def small_disk(finished, tmp_path):
 
 
 def test_a_full_file_system(small_disk, kind, tmp_path):
-    out = small_disk(1.5)
+    out = small_disk(2.5)
     result = forebay("train", write_yaml(tmp_path / "run.yaml", options(out=out, **{**kind, "save_steps": 2})))
-    assert result.code == 1 and "No space left on device; checkpoint-4 was not saved and the run ends" in result.last, result.err
-    assert [p.name for p in out.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert result.code == 1 and "No space left on device; checkpoint-6 was not saved and the run ends" in result.last, result.err
+    assert {p.name for p in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
 
 
 def test_no_room_for_the_last_checkpoint_but_for_the_model(small_disk, finished, kind, tmp_path):
-    out = small_disk(0.6)
-    result = forebay("train", write_yaml(tmp_path / "run.yaml", options(out=out, **{**kind, "save_steps": 12})))
-    assert result.code == 0 and "No space left on device; checkpoint-12 was not saved" in result.err, result.err
+    """The disk has room for both at the start, and somebody else fills it under the run."""
+    out = small_disk(2.5)
+    more = {**kind, "save_steps": 12, "logging_steps": 1, "backend": "fault:delay=1000"}
+    process = start(write_yaml(tmp_path / "run.yaml", options(out=out, **more)))
+    assert any(line.startswith("step 1/12 ") for line in iter(process.stdout.readline, ""))
+    disk = os.statvfs(out)
+    room = int(0.6 * sum(p.stat().st_size for p in (finished / "checkpoint-12").iterdir()))
+    (out.parent / "ballast").write_bytes(bytes(disk.f_bavail * disk.f_frsize - room))
+    text, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0 and "No space left on device; checkpoint-12 was not saved" in text, text
     assert not list(out.glob("checkpoint-*"))
     assert (out / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
 
