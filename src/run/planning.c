@@ -99,8 +99,8 @@ fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manif
 
 /* ---- the plan ---- */
 
-/* The buffer of checkpoints, whose least the plan holds already, takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half
- * of that: what is free now is promised to nobody. */
+/* The buffer of checkpoints, whose least the plan holds already, takes what the ledger leaves, and no more than it can use.  Where
+ * ram_budget is the machine's own, half of that: what is free now is promised to nobody. */
 static fb_status add_save_buffer(fb_plan *p, const fb_plan_request *r, const fb_options *o, fb_error *err)
 {
     uint64_t most = fb_saver_buffer_most(r->manifest), least = r->save_bytes, size = most;
