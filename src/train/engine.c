@@ -46,6 +46,10 @@ static fb_status run_pass(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     /* The previous pass's kernels still read the batch and the inputs that are about to be sent. */
     FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, e->pass_done, err));
+    if (e->plan.layout.kept_on_host) { /* they lie where block inputs go */
+        FB_TRY(e->ops->wait(e->d, FB_STREAM_H2D, e->rows_kept, err));
+        FB_TRY(fb_engine_await_kept_rows(e, err));
+    }
     FB_TRY(fb_engine_upload_batch(e, err));
     fb_inputs_begin(&e->inputs, e->count, e->backward);
     for (uint32_t i = 0; i < e->n_slot; i++) /* the list begins again */
@@ -226,7 +230,7 @@ static fb_status new_events(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     fb_event **const all[] = {
         &e->batch_ready, &e->embed_ready, &e->pass_done, &e->gradient_ready, &e->loss_ready, &e->acc_free[0],
-        &e->acc_free[1], &e->table_free, &e->final_free, &e->out_free, &e->restored, &e->staging_free[0],
+        &e->acc_free[1], &e->table_free, &e->final_free, &e->out_free, &e->restored, &e->rows_kept, &e->staging_free[0],
         &e->staging_free[1], &e->head.loaded, &e->head.used,
     };
     for (size_t i = 0; i < FB_COUNT(all); i++)
@@ -341,7 +345,7 @@ void fb_engine_free(fb_engine *e)
     fb_updater_free(e->updater);
     fb_event *const all[] = {
         e->batch_ready, e->embed_ready, e->pass_done, e->gradient_ready, e->loss_ready, e->acc_free[0], e->acc_free[1],
-        e->table_free, e->final_free, e->out_free, e->restored, e->staging_free[0], e->staging_free[1], e->head.loaded, e->head.used,
+        e->table_free, e->final_free, e->out_free, e->restored, e->rows_kept, e->staging_free[0], e->staging_free[1], e->head.loaded, e->head.used,
     };
     for (size_t i = 0; i < FB_COUNT(all); i++)
         if (all[i])

@@ -215,10 +215,14 @@ static fb_status keep_rows(fb_engine *e, fb_error *err)
         FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_ROWS, 0, e->first + i),
                                   e->host_rows + (e->first + i) * e->plan.input_size, fb_inputs_dx(&e->inputs, i),
                                   rows_size(e, e->first + i), err));
-    /* The next pass writes where these are read. */
-    FB_TRY(fb_engine_compute_after(e, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), FB_STREAM_D2H, e->restored, err));
+    FB_TRY(e->ops->record(e->d, FB_STREAM_D2H, e->rows_kept, err));
 done:
     return st;
+}
+
+fb_status fb_engine_await_kept_rows(fb_engine *e, fb_error *err)
+{
+    return e->pass == 0 ? FB_OK : fb_traced_wait(e->d, e->trace, FB_LABEL(WAIT_GRADIENT, 0, FB_NO_PART), e->rows_kept, err);
 }
 
 /* No layer runs: its scratch takes one micro-batch's rows, and what describes them. */

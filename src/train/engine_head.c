@@ -106,8 +106,10 @@ fb_status fb_engine_visit_head(fb_engine *e, fb_error *err)
             FB_TRY(fb_engine_open_accumulator(e, last, true, err));
     }
     head_place p = place_head(e);
-    if (train)
+    if (train) {
+        FB_TRY(fb_engine_await_kept_rows(e, err));
         FB_TRY(fb_inputs_turn(&e->inputs, err));
+    }
     for (uint32_t i = 0; i < e->count; i++) {
         FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(LOSS, last, e->first + i), 0, err));
         FB_TRY(head_micro(e, &p, i, err));

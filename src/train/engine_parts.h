@@ -87,7 +87,7 @@ struct fb_engine {
     fb_adamw          adamw;        /* of the step in hand */
 
     fb_event *batch_ready, *embed_ready, *pass_done, *gradient_ready, *loss_ready;
-    fb_event *acc_free[N_ACC_MAX], *table_free, *final_free, *out_free, *restored;
+    fb_event *acc_free[N_ACC_MAX], *table_free, *final_free, *out_free, *restored, *rows_kept;
 
     /* of the call in hand */
     engine_mode       mode;
@@ -161,6 +161,8 @@ fb_status fb_engine_open_accumulator(fb_engine *e, uint32_t block, bool zero, fb
 fb_status fb_engine_close_accumulator(fb_engine *e, uint32_t block, fb_error *err);
 fb_status fb_engine_send_leaving(fb_engine *e, fb_error *err);
 void fb_engine_look_at_loss(void *arg, bool failed);
+/* Before the gradients of the rows that an earlier pass kept are written over. */
+fb_status fb_engine_await_kept_rows(fb_engine *e, fb_error *err);
 
 /* ---- engine_update.c ---- */
 

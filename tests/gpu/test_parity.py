@@ -117,6 +117,19 @@ def test_same_bits(case, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ["qwen2-default", "qwen3-default", "mistral-default"])
+def test_nothing_uninitialised_is_used(case, dtype, tmp_path):
+    """Whatever byte device memory is filled with at first, a NaN's among them."""
+    ends = set()
+    for poison in (0, 1, 255):
+        out = tmp_path / f"out{poison}"
+        train(out, GOLDEN / case / "model", GOLDEN / case / "rows.jsonl",
+              **{**recipe(compute_dtype=dtype, full_determinism="true"), "backend": f"fault:poison={poison}"})
+        ends.add((out / "model.safetensors").read_bytes())
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ["llama-default", "qwen3-default", "mistral-default"])
 def test_packed_documents_do_not_see_each_other(case, dtype, tmp_path):
     rows = read_rows(GOLDEN / case / "rows.jsonl")[:ROWS_A_STEP]

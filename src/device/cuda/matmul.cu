@@ -37,6 +37,10 @@ static const uint32_t ALIGNMENT_MAX = 16;
 /* Smaller products are not measured: all of a small model's take less time than their trials.  The side of the largest that
  * opening runs: its trials load the code of the proposals before the memory taken is measured. */
 static const uint32_t MEASURED_SIDE = 2048;
+/* Trials stop growing there: rates do not change any more, and trials of a very long micro-batch would take longer than its step. */
+static const uint32_t TRIAL_TOKENS_MAX = 16384;
+/* A chip that has idled runs faster than its power allows for long: it is put to work before the first trial, for so long. */
+static const float WARM_MS = 1500;
 /* A choice must be worth more than the noise of three runs. */
 static const float GAIN_MIN = 0.01f;
 
@@ -80,6 +84,7 @@ struct fb_cuda_matmul_state {
     plan table[SET_COUNT][WAYS];
     choice choices[CHOICE_MAX]; /* a new class takes the place of the one that was not asked for longest */
     cudaEvent_t event[EVENT_COUNT]; /* only where there is something to measure */
+    bool at_work;                   /* the chip has been, for WARM_MS */
 };
 
 #define LT_TRY(c, call, what, err)                                                          \
@@ -175,11 +180,16 @@ static bool sums_in_place(const facts *f, const operands *o)
 }
 
 /* The tokens are what tn sums over, and the columns of nt's and nn's transposed results. */
+static uint32_t *tokens_of(facts *f)
+{
+    return f->b_trans ? &f->k : &f->n;
+}
+
 static facts class_of(const facts *f)
 {
     facts g = *f;
-    uint32_t *tokens = f->b_trans ? &g.k : &g.n, up = 1;
-    while (up < *tokens && up < 1u << 31)
+    uint32_t *tokens = tokens_of(&g), up = 1;
+    while (up < *tokens && up < TRIAL_TOKENS_MAX)
         up *= 2;
     *tokens = up;
     return g;
@@ -222,6 +232,23 @@ static int choose(const float *ms, int n)
 {
     int best = (int)(std::min_element(ms, ms + n) - ms);
     return ms[0] > ms[best] * (1 + GAIN_MIN) ? best : 0;
+}
+
+static fb_status put_to_work(fb_cuda *c, plan *p, const operands *o, const proposal *first, const char *what, fb_error *err)
+{
+    cudaStream_t stream = fb_cuda_compute(c);
+    cudaEvent_t *event = c->matmul->event;
+    FB_CUDA_TRY(c, cudaEventRecord(event[0], stream), what, err);
+    for (float ms = 0; ms < WARM_MS;) {
+        for (int i = 0; i < 16; i++)
+            if (product_launch(c, p, o, &first->algo) != CUBLAS_STATUS_SUCCESS)
+                return FB_OK; /* its own run will say so */
+        FB_CUDA_TRY(c, cudaEventRecord(event[1], stream), what, err);
+        FB_CUDA_TRY(c, cudaEventSynchronize(event[1]), what, err);
+        FB_CUDA_TRY(c, cudaEventElapsedTime(&ms, event[0], event[1]), what, err);
+    }
+    c->matmul->at_work = true;
+    return FB_OK;
 }
 
 /* Median milliseconds of each proposal, in rounds, so that a clock that drifts does not decide; INFINITY: it does not run here,
@@ -267,6 +294,27 @@ static bool worth_measuring(const facts *f)
     return (double)f->m * f->n * f->k >= (double)MEASURED_SIDE * MEASURED_SIDE * MEASURED_SIDE;
 }
 
+/* On the first tokens of the product's own operands, where it has more than trials take: what they leave is written again by the
+ * product itself. */
+static fb_status class_measure(fb_cuda *c, const facts *f, const operands *o, const facts *kin, choice **known, const char *what,
+                               fb_error *err)
+{
+    plan trial;
+    proposal proposals[PROPOSAL_MAX];
+    float ms[PROPOSAL_MAX];
+    int n;
+    facts part = *f;
+    uint32_t *tokens = tokens_of(&part);
+    *tokens = std::min(*tokens, TRIAL_TOKENS_MAX);
+    FB_CUDA_OK(plan_describe(c, &trial, &part, o->bias, what, err));
+    FB_CUDA_OK(proposals_get(c, &trial, proposals, PROPOSAL_MAX, &n, what, err));
+    if (!c->matmul->at_work)
+        FB_CUDA_OK(put_to_work(c, &trial, o, proposals, what, err));
+    FB_CUDA_OK(proposals_time(c, &trial, o, proposals, n, ms, what, err));
+    *known = choice_add(c->matmul, kin, &proposals[choose(ms, n)].algo);
+    return FB_OK;
+}
+
 /* ---- plans ---- */
 
 static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const operands *o, const char *what, fb_error *err)
@@ -281,16 +329,13 @@ static fb_status plan_make(fb_cuda *c, plan *p, const facts *f, const operands *
             known = choice_find(s, &sibling);
     }
     bool measure = !c->deterministic && !known && !in_place && worth_measuring(f);
-    proposal proposals[PROPOSAL_MAX];
+    proposal first;
     int n;
     FB_CUDA_OK(plan_describe(c, p, f, o->bias, what, err));
-    FB_CUDA_OK(proposals_get(c, p, proposals, measure ? PROPOSAL_MAX : 1, &n, what, err));
-    if (measure) {
-        float ms[PROPOSAL_MAX];
-        FB_CUDA_OK(proposals_time(c, p, o, proposals, n, ms, what, err));
-        known = choice_add(s, &kin, &proposals[choose(ms, n)].algo);
-    }
-    p->first = proposals[0].algo;
+    FB_CUDA_OK(proposals_get(c, p, &first, 1, &n, what, err));
+    if (measure)
+        FB_CUDA_OK(class_measure(c, f, o, &kin, &known, what, err));
+    p->first = first.algo;
     p->algo = known && plan_takes(c, p, &known->algo) ? known->algo : p->first;
     return FB_OK;
 }
@@ -491,7 +536,10 @@ static fb_status start(fb_cuda *c, fb_error *err)
     LT_TRY(c, cublasLtCreate(&c->matmul->handle), "cuBLASLt's start", err);
     for (int i = 0; !c->deterministic && i < EVENT_COUNT; i++)
         FB_CUDA_TRY(c, cudaEventCreate(&c->matmul->event[i]), "making an event", err);
-    return warm(c, err);
+    c->matmul->at_work = true; /* what opening measures does not count */
+    fb_status st = warm(c, err);
+    c->matmul->at_work = false;
+    return st;
 }
 
 fb_status fb_cuda_matmul_init(fb_cuda *c, fb_error *err)
