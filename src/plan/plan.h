@@ -37,7 +37,7 @@ typedef struct fb_plan_request {
     uint64_t     (*attention_scratch)(uint32_t t_max, uint32_t n_head, uint32_t head_dim); /* bytes, as the device says */
     uint64_t     (*meta_size)(uint32_t t_max); /* bytes that describe a micro-batch of so many tokens */
     uint64_t     runtime_bytes;       /* host bytes that the back end and libraries take whatever the model */
-    uint64_t     save_bytes;          /* host bytes of the save buffer, at least; 0: nothing is saved under way */
+    uint64_t     save_bytes;          /* host bytes of the save buffer, if auto the least; 0: no checkpoints */
     uint64_t     hbm_budget, ram_budget; /* bytes; 0: not limited */
     const char  *ram_limit;           /* what sets ram_budget, for the refusal; NULL: the user */
 } fb_plan_request;

@@ -99,35 +99,47 @@ fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manif
 
 /* ---- the plan ---- */
 
-/* The buffer of checkpoints, whose least the plan holds already, takes what the ledger leaves, and no more than it can use.  Where
- * ram_budget is the machine's own, half of that: what is free now is promised to nobody. */
-static fb_status add_save_buffer(fb_plan *p, const fb_plan_request *r, const fb_options *o, fb_error *err)
+static uint64_t whole_pieces(uint64_t size)
 {
-    uint64_t most = fb_saver_buffer_most(r->manifest), least = r->save_bytes, size = most;
-    uint64_t taken = p->host_bytes - least + (r->unified ? p->device_bytes : 0);
-    uint64_t left = r->ram_budget > taken ? r->ram_budget - taken : 0;
-    if (!r->ram_budget)
-        left = UINT64_MAX;
-    if (o->save_buffer == FB_SIZE_MOST && left / (o->ram_budget ? 1 : 2) < most)
-        size = left / (o->ram_budget ? 1 : 2);
-    else if (o->save_buffer < most)
-        size = o->save_buffer;
-    size = size / least * least;
-    size = size < least ? least : size;
-    p->host[FB_HOST_SAVE_BUFFER].size = size;
-    p->host_bytes += size - least;
-    if (size > left)
-        return fb_fail(err, FB_NOFIT, "plan: the save buffer takes %.1f MiB, ram_budget leaves %.1f MiB for it; raise ram_budget, "
-                       "or set save_buffer: auto", (double)size / 0x1p20, (double)left / 0x1p20);
-    return FB_OK;
+    uint64_t piece = fb_saver_buffer_least();
+    return size > piece ? size / piece * piece : piece;
+}
+
+static uint64_t left_of_ram(const fb_plan *p, const fb_plan_request *r)
+{
+    uint64_t taken = p->host_bytes + (r->unified ? p->device_bytes : 0);
+    return !r->ram_budget ? UINT64_MAX : r->ram_budget > taken ? r->ram_budget - taken : 0;
+}
+
+/* save_buffer: auto takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half of that:
+ * what is free now is promised to nobody. */
+static void grow_save_buffer(fb_plan *p, const fb_plan_request *r, bool has_budget)
+{
+    fb_region *buffer = &p->host[FB_HOST_SAVE_BUFFER];
+    uint64_t most = fb_saver_buffer_most(r->manifest), size = most;
+    p->host_bytes -= buffer->size;
+    uint64_t left = left_of_ram(p, r) / (has_budget ? 1 : 2);
+    if (left < most)
+        size = left;
+    buffer->size = whole_pieces(size);
+    p->host_bytes += buffer->size;
 }
 
 fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *machine, const fb_wishes *w,
                              const fb_options *o, bool saves, fb_error *err)
 {
-    r->save_bytes = saves ? fb_saver_buffer_least() : 0;
-    fb_status st = fb_plan_search(out, t, r, machine, w, NULL, err);
-    return st == FB_OK && saves ? add_save_buffer(out, r, o, err) : st;
+    uint64_t most = fb_saver_buffer_most(r->manifest);
+    bool fixed = o->save_buffer != FB_SIZE_MOST;
+    r->save_bytes = !saves ? 0 : whole_pieces(!fixed ? 0 : o->save_buffer < most ? o->save_buffer : most);
+    fb_error why;
+    fb_status st = fb_plan_search(out, t, r, machine, w, NULL, &why);
+    if (st == FB_OK && saves && !fixed)
+        grow_save_buffer(out, r, o->ram_budget);
+    bool device_short = r->hbm_budget && out->device_bytes > r->hbm_budget;
+    if (st == FB_NOFIT && !device_short && r->save_bytes > fb_saver_buffer_least())
+        return fb_fail(err, st, "%s; the save buffer takes %.1f MiB of it, save_buffer: auto takes what is left", why.msg,
+                       (double)r->save_bytes / 0x1p20);
+    return st == FB_OK ? st : fb_fail(err, st, "%s", why.msg);
 }
 
 /* ---- a machine that is not here ---- */

@@ -19,7 +19,8 @@ void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const
  * FB_CONFIG: placement names more layers than there are. */
 fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step, fb_error *err);
 
-/* fb_plan_search, and where the run saves checkpoints, what the host has left for their buffer.  FB_NOFIT: not even the least. */
+/* fb_plan_search, and where the run saves checkpoints, with their buffer: of the size asked for, or of what the host has left.
+ * FB_NOFIT: as there; the buffer, if auto of its least size, is among what needs memory. */
 fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, const fb_machine *machine, const fb_wishes *w,
                              const fb_options *o, bool saves, fb_error *err);
 

@@ -261,8 +261,13 @@ def test_the_plan_counts_buffer_and_checkpoint(kind, tmp_path):
     assert "save buffer" not in without["host"] and without["host_bytes"] == ledger["host_bytes"] - buffer
     least = plan(save_buffer="0")[0]["host"]["save buffer"]
     assert least == 12 << 17
-    # What the budget leaves, to the piece; and a size that it does not leave is refused.
+    # What the budget leaves, to the piece; a size that is asked for is planned with, and refused to the byte.
     taken = without["host_bytes"] + without["device_bytes"]
     assert plan(ram_budget=taken + 2 * least + 1)[0]["host"]["save buffer"] == 2 * least
-    short, result = plan(ram_budget=taken + least, save_buffer=2 * least)
-    assert result.code == 4 and "the save buffer takes 3.0 MiB, ram_budget leaves 1.5 MiB" in short["reason"]
+    short, result = plan(ram_budget=2 * least, save_buffer=2 * least)
+    need = short["host_bytes"] + short["device_bytes"]
+    assert result.code == 4 and f"{(need - 2 * least) / 2**20:.1f} MiB are short" in short["reason"]
+    assert "the save buffer takes 3.0 MiB of it, save_buffer: auto" in short["reason"]
+    fits, _ = plan(ram_budget=need, save_buffer=2 * least)
+    assert fits["host"]["save buffer"] == 2 * least and fits["host_bytes"] + fits["device_bytes"] <= need
+    assert plan(ram_budget=need - 1, save_buffer=2 * least)[1].code == 4
