@@ -75,12 +75,19 @@ void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const
 
 /* ---- wishes ---- */
 
+/* Dynamic rope looks at each micro-batch: there the cut is part of what is computed, and the plan leaves it alone. */
+static uint32_t fixed_cut(const fb_options *o, const fb_manifest *m, uint32_t rows_per_step)
+{
+    uint32_t batch = o->per_device_train_batch_size < rows_per_step ? o->per_device_train_batch_size : rows_per_step;
+    return o->micro_batch == FB_AUTO && m->cfg.rope.type == FB_ROPE_DYNAMIC ? batch : o->micro_batch;
+}
+
 fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step, fb_error *err)
 {
     static const char some[] = "layers:";
     int64_t n = 0;
     *out = (fb_wishes){ .load = { .rows_per_step = rows_per_step, .update_threads = o->update_threads, .no_overlap = !o->overlap },
-        .micro_rows = o->micro_batch, .recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_WISH_AUTO : o->recompute, .slots = o->slots,
+        .micro_rows = fixed_cut(o, m, rows_per_step), .recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_WISH_AUTO : o->recompute, .slots = o->slots,
         .n_pass = o->passes, .kept_on_host = o->activations == FB_PLACE_AUTO ? FB_WISH_AUTO : o->activations == FB_PLACE_HOST,
         .acc_on_device = o->accumulators == FB_PLACE_AUTO ? FB_WISH_AUTO : o->accumulators == FB_PLACE_DEVICE };
     if (!strcmp(o->placement, "stream") || (unified && !strcmp(o->placement, "auto")))

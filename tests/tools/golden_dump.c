@@ -76,6 +76,7 @@ int main(int argc, char **argv)
     bool packed = argc > 4 && !strcmp(argv[4], "--packed");
     must(fb_options_read(&options, NULL, (const char *const *)argv + 4 + packed, argc - 4 - packed, NULL, NULL, &err), &err);
     options.max_grad_norm = 1;
+    options.placement = strcpy(realloc(options.placement, 8), "stream"); /* gradients are read where they wait on the host */
     read_rows(argv[2]);
     uint32_t per_micro = packed ? n_row : 2, n_micro = (n_row + per_micro - 1) / per_micro;
     fb_session_request r = { .options = &options, .row_len = longest, .micro_rows = per_micro, .n_micro = 1 };
