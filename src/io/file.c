@@ -191,7 +191,7 @@ static fb_status settle(fb_status st, int fd, const char *temporary, const char 
 fb_status fb_file_write_atomic(const char *path, const void *data, uint64_t size, fb_error *err)
 {
     char      temporary[FB_PATH_SIZE];
-    int       fd;
+    int       fd = -1;
     fb_status st = open_temporary(&fd, temporary, sizeof temporary, path, err);
     if (st != FB_OK)
         return st;
@@ -221,7 +221,7 @@ fb_status fb_file_copy_atomic(const char *from, const char *to, bool *copied, fb
 {
     char        temporary[FB_PATH_SIZE];
     struct stat info;
-    int         from_fd, to_fd;
+    int         from_fd, to_fd = -1;
     uint64_t    size;
     bool        present = stat(from, &info) == 0 || errno != ENOENT;
     if (copied)

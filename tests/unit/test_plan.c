@@ -145,7 +145,7 @@ static void budgets_at_the_byte(void **unused)
                 uint32_t n = layouts(size, &r);
                 for (uint32_t k = 0; k < 3 * n; k++) {
                     uint32_t first = 0;
-                    fb_plan p;
+                    fb_plan p = { 0 };
                     fb_error err;
                     r.hbm_budget = size[k / 3] + k % 3 - 1;
                     while (first < n && size[first] > r.hbm_budget)
