@@ -134,10 +134,11 @@ static void bench_loss(bench *b, fb_dtype act)
             .logits = logits, .target = target, .grad_scale = 1.0f, .d_logits = d, .loss_sum = sum);
     MEASURE(grad_out, "7 M", (double)F * C * 8 * (4 + (double)fb_dtype_size(act)), "GB/s", .out_dtype = act, .n = (uint64_t)F * C * 8,
             .acc = acc, .out = act == FB_F32 ? (void *)acc : d, .sq = sum);
-    uint64_t n = (uint64_t)F * C * 8;
-    void *w = numbers(act, n), *g = numbers(act, n), *low = memory(n * sizeof(int16_t)), *m = memory(n * sizeof(float)), *v = memory(n * sizeof(float));
+    uint64_t count = (uint64_t)F * C * 8;
+    void *w = numbers(act, count), *g = numbers(act, count), *low = memory(count * sizeof(int16_t));
+    void *m = memory(count * sizeof(float)), *v = memory(count * sizeof(float));
     const fb_adamw adamw = { .lr = 1e-5, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .clip = 1, .step = 1 };
-    MEASURE(update, "7 M", (double)n * (act == FB_F32 ? 28 : 26), "GB/s", .act = act, .g_dtype = act, .n = n, .w = w, .low = low, .g = g,
+    MEASURE(update, "7 M", (double)count * (act == FB_F32 ? 28 : 26), "GB/s", .act = act, .g_dtype = act, .n = count, .w = w, .low = low, .g = g,
             .m = m, .v = v, .adamw = fb_adamw_scalars_of(&adamw, true));
     free(w), free(g), free(low), free(m), free(v);
     free(logits), free(acc), free(d), free(target), free(sum);
