@@ -164,6 +164,11 @@ static void report_text(const fb_outlook *o, const fb_sink *sink)
            o->request.row_len, layout, o->request.clip ? "exact" : "off");
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, o->request.hbm_budget, sink);
     report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, o->request.ram_budget, sink);
+    if (o->options->save_strategy != FB_SAVE_NO) {
+        double bytes = (double)fb_checkpoint_size(m, o->save_dtype);
+        fb_say(sink, FB_SAY_RESULT, "a checkpoint has %.1f MiB: at %.3g GB/s %.1f s in the background, of which training waits about %.1f s",
+               bytes / 0x1p20, 1e-9 * disk_rate(o), bytes / disk_rate(o), save_wait(o));
+    }
     if (o->fits)
         report_time(o, sink);
     fb_say(sink, FB_SAY_RESULT, "largest, all else the same: %s%u rows a step, cutoff_len %s%u, %s%u layers of this shape",
