@@ -17,7 +17,7 @@ static inline uint64_t fb_cuda_token_bound(uint32_t t)
     while (t > step * 16)
         step *= 2;
     uint64_t bound = (t + step - 1) / step * step;
-    return bound < FB_CUDA_TOKENS_MIN ? FB_CUDA_TOKENS_MIN : bound;
+    return bound < FB_CUDA_TOKENS_MIN ? (uint32_t)FB_CUDA_TOKENS_MIN : bound;
 }
 
 /* Device memory that attention's backward wants for t_max tokens; UINT64_MAX: more than can be counted.  A token and query head: in
