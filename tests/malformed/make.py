@@ -218,7 +218,7 @@ def make_tokens():
 
 def make_progress():
     ours = {"data_step": 3, "update_step": 2, "rows_per_epoch": 8, "steps_per_epoch": 4, "rope_len": 0, "nonfinite_in_a_row": 1,
-            "elapsed": 1.5, "finished": False, "fingerprint": "0123456789abcdef"}
+            "loss_sum": 0.0, "n_learned": 0, "elapsed": 1.5, "finished": False, "run": {}}
 
     def progress(name, *says, **change):
         case("progress", name, json.dumps({"max_steps": 12, "forebay": {**ours, **change}}), *says)
