@@ -350,7 +350,8 @@ fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, const fb_layout 
     fb_plan_lay_out(out, r, &l);
     /* The fewest passes that fit: each further pass moves all streamed weights once more, which is dearer than moving what is kept to
      * the host and back. */
-    for (l.n_pass = out->layout.n_pass; r->train && r->hbm_budget && out->device_bytes > r->hbm_budget && l.n_pass <= r->n_micro; l.n_pass++)
+    bool capped = r->train && r->hbm_budget;
+    for (l.n_pass = out->layout.n_pass; capped && out->device_bytes > r->hbm_budget && l.n_pass <= r->n_micro; l.n_pass++)
         for (int on_host = asked->kept_on_host; on_host < 2 && out->device_bytes > r->hbm_budget; on_host++) {
             l.kept_on_host = on_host;
             fb_plan_lay_out(out, r, &l);

@@ -59,7 +59,7 @@ static const uint64_t AUTO_RESERVE = 512u << 20;
 /* Bytes for the arena: what the user allows, else what is free, less what the back end takes beside it.  0: no limit. */
 static uint64_t arena_budget(const fb_session *s, const fb_options *o)
 {
-    uint64_t budget = o->hbm_budget ? o->hbm_budget : s->info.memory_free > AUTO_RESERVE ? s->info.memory_free - AUTO_RESERVE : s->info.memory_free;
+    uint64_t left = s->info.memory_free, budget = o->hbm_budget ? o->hbm_budget : left > AUTO_RESERVE ? left - AUTO_RESERVE : left;
     return budget > s->info.memory_overhead ? budget - s->info.memory_overhead : budget ? 1 : 0;
 }
 

@@ -104,7 +104,8 @@ done:
 static fb_status keep_gradient(fb_engine *e, uint32_t block, fb_error *err)
 {
     fb_status st = FB_OK;
-    void *out = fb_plan_owns(&e->plan, e->m, FB_OWN_GRADIENT, block) ? fb_state_device_at(e->o.state, FB_DEV_HOME_GRADIENTS, block, 0) : NULL;
+    bool stored = fb_plan_owns(&e->plan, e->m, FB_OWN_GRADIENT, block);
+    void *out = stored ? fb_state_device_at(e->o.state, FB_DEV_HOME_GRADIENTS, block, 0) : NULL;
     FB_TRY(fb_engine_send_leaving(e, err)); /* whose accumulator may be the next block's */
     FB_TRY(round_gradient(e, block, 0, e->m->blocks[block].extent, out, err));
     if (!e->o.clip) /* not under a loss that is not finite */

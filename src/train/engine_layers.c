@@ -1,7 +1,8 @@
 /* engine_layers.c - the visits of decoder layers. */
 #include "train/engine_parts.h"
 
-static fb_layer_binding bind_layer(const fb_engine *e, uint32_t layer, const unsigned char *weights, uint32_t i, void *x, unsigned char *saved)
+static fb_layer_binding bind_layer(const fb_engine *e, uint32_t layer, const unsigned char *weights, uint32_t i, void *x,
+                                   unsigned char *saved)
 {
     const fb_micro *micro = &e->micros[e->first + i];
     fb_micro_arrays meta = fb_engine_meta_at(e, i);
