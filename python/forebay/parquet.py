@@ -1,7 +1,7 @@
 """`python -m forebay.parquet count|rows FILE`: a Parquet file's number of rows, or the rows as an Arrow stream, on stdout.
 
-A damaged file may make pyarrow end the process it is in (release 22: an uncaught std::length_error), so it is read in one of its own.
-`count` and `batches` are the other side."""
+A damaged file may make pyarrow end the process it is in (release 22: an uncaught std::length_error), so it is read in one of
+its own.  `count` and `batches` are the other side."""
 
 import os
 import signal
