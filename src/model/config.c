@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include "io/file.h"
+#include "io/json.h"
 #include "model/arch.h"
 
 #include <jansson.h>
@@ -9,36 +10,6 @@
 
 enum { CONFIG_SIZE_MAX = 16 << 20, LAYER_MAX = 512 };
 
-/* Reads typed fields.  The first refusal sticks: later reads do nothing, so that a run of them needs one check. */
-typedef struct reader {
-    const char   *path;
-    const json_t *root;
-    fb_error     *err;
-    fb_status     st;
-} reader;
-
-static void refuse(reader *r, const char *fmt, ...) FB_PRINTF(2, 3);
-static void refuse(reader *r, const char *fmt, ...)
-{
-    va_list ap;
-    if (r->st != FB_OK)
-        return;
-    va_start(ap, fmt);
-    r->st = fb_fail_filev(r->err, FB_INPUT, r->path, fmt, ap);
-    va_end(ap);
-}
-
-enum { SHOWN_SIZE = 64 };
-
-/* A value as a message shows it. */
-static const char *show(char buf[SHOWN_SIZE], const json_t *value)
-{
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
-    snprintf(buf, SHOWN_SIZE, "%s", text ? text : "unprintable");
-    free(text);
-    return buf;
-}
-
 /* null says the same as absence, as in transformers. */
 static const json_t *field(const json_t *object, const char *key)
 {
@@ -46,68 +17,68 @@ static const json_t *field(const json_t *object, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
-static void need(reader *r, const json_t *object, const char *key)
+static void need(fb_json_reader *r, const json_t *object, const char *key)
 {
     if (!field(object, key))
-        refuse(r, "has no '%s', which is needed", key);
+        fb_json_refuse(r, "has no '%s', which is needed", key);
 }
 
-static int64_t read_int(reader *r, const json_t *object, const char *key, int64_t fallback, int64_t min, int64_t max)
+static int64_t read_int(fb_json_reader *r, const json_t *object, const char *key, int64_t fallback, int64_t min, int64_t max)
 {
-    char          shown[SHOWN_SIZE];
+    char          shown[FB_JSON_SHOWN_SIZE];
     const json_t *value = field(object, key);
     if (!value)
         return fallback;
     if (!json_is_integer(value) || json_integer_value(value) < min || json_integer_value(value) > max) {
-        refuse(r, "'%s' is %s; expected an integer from %lld to %lld", key, show(shown, value), (long long)min, (long long)max);
+        fb_json_refuse(r, "'%s' is %s; expected an integer from %lld to %lld", key, fb_json_show(shown, value), (long long)min, (long long)max);
         return fallback;
     }
     return json_integer_value(value);
 }
 
 /* A size: from 1 to 2^31 - 1. */
-static uint32_t read_size(reader *r, const char *key, uint32_t fallback)
+static uint32_t read_size(fb_json_reader *r, const char *key, uint32_t fallback)
 {
     if (fallback == 0)
         need(r, r->root, key);
     return (uint32_t)read_int(r, r->root, key, fallback, 1, INT32_MAX);
 }
 
-static double read_real(reader *r, const json_t *object, const char *key, double fallback, double min, double max)
+static double read_real(fb_json_reader *r, const json_t *object, const char *key, double fallback, double min, double max)
 {
-    char          shown[SHOWN_SIZE];
+    char          shown[FB_JSON_SHOWN_SIZE];
     const json_t *value = field(object, key);
     if (!value)
         return fallback;
     double number = json_number_value(value);
     if (!json_is_number(value) || !(number >= min && number <= max)) {
-        refuse(r, "'%s' is %s; expected a number from %g to %g", key, show(shown, value), min, max);
+        fb_json_refuse(r, "'%s' is %s; expected a number from %g to %g", key, fb_json_show(shown, value), min, max);
         return fallback;
     }
     return number;
 }
 
-static bool read_bool(reader *r, const json_t *object, const char *key, bool fallback)
+static bool read_bool(fb_json_reader *r, const json_t *object, const char *key, bool fallback)
 {
-    char          shown[SHOWN_SIZE];
+    char          shown[FB_JSON_SHOWN_SIZE];
     const json_t *value = field(object, key);
     if (!value)
         return fallback;
     if (!json_is_boolean(value))
-        refuse(r, "'%s' is %s; expected true or false", key, show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected true or false", key, fb_json_show(shown, value));
     return json_is_true(value);
 }
 
-static const char *read_text(reader *r, const json_t *object, const char *key, const char *fallback)
+static const char *read_text(fb_json_reader *r, const json_t *object, const char *key, const char *fallback)
 {
-    char          shown[SHOWN_SIZE];
+    char          shown[FB_JSON_SHOWN_SIZE];
     const json_t *value = field(object, key);
     if (value && !json_is_string(value))
-        refuse(r, "'%s' is %s; expected a string", key, show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected a string", key, fb_json_show(shown, value));
     return json_is_string(value) ? json_string_value(value) : fallback;
 }
 
-static void read_family(reader *r, fb_model_config *c)
+static void read_family(fb_json_reader *r, fb_model_config *c)
 {
     char          known[128];
     const char   *type = read_text(r, r->root, "model_type", NULL);
@@ -118,35 +89,35 @@ static void read_family(reader *r, fb_model_config *c)
     c->arch = fb_arch_find(type);
     if (!c->arch) {
         fb_arch_names(known, sizeof known);
-        refuse(r, "model_type '%.64s' is not known; known are: %s", type, known);
+        fb_json_refuse(r, "model_type '%.64s' is not known; known are: %s", type, known);
         return;
     }
     if (!names)
         return;
     const char *name = json_string_value(json_array_get(names, 0));
     if (!name || json_array_size(names) != 1 || strcmp(name, c->arch->hf_name) != 0) {
-        char shown[SHOWN_SIZE];
-        refuse(r, "'architectures' is %s; of the family %s only [\"%s\"] is supported", show(shown, names), type, c->arch->hf_name);
+        char shown[FB_JSON_SHOWN_SIZE];
+        fb_json_refuse(r, "'architectures' is %s; of the family %s only [\"%s\"] is supported", fb_json_show(shown, names), type, c->arch->hf_name);
     }
 }
 
 /* What would change the arithmetic and is not built. */
-static void refuse_unsupported(reader *r)
+static void refuse_unsupported(fb_json_reader *r)
 {
-    char                     shown[SHOWN_SIZE];
+    char                     shown[FB_JSON_SHOWN_SIZE];
     static const char *const keys[] = { "quantization_config", "per_layer_config" };
     for (size_t i = 0; i < FB_COUNT(keys); i++)
         if (field(r->root, keys[i]))
-            refuse(r, "has a '%s', which is not supported; use a checkpoint without one", keys[i]);
+            fb_json_refuse(r, "has a '%s', which is not supported; use a checkpoint without one", keys[i]);
     const char *act = read_text(r, r->root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        refuse(r, "hidden_act '%.64s' is not known; known are: silu, swish", act);
+        fb_json_refuse(r, "hidden_act '%.64s' is not known; known are: silu, swish", act);
     if (read_real(r, r->root, "attention_dropout", 0, 0, 1) != 0)
-        refuse(r, "'attention_dropout' is %s; dropout is not supported, set it to 0",
-               show(shown, field(r->root, "attention_dropout")));
+        fb_json_refuse(r, "'attention_dropout' is %s; dropout is not supported, set it to 0",
+               fb_json_show(shown, field(r->root, "attention_dropout")));
 }
 
-static void read_shape(reader *r, fb_model_config *c)
+static void read_shape(fb_json_reader *r, fb_model_config *c)
 {
     const fb_arch *a = c->arch;
     c->hidden = read_size(r, "hidden_size", 0);
@@ -162,16 +133,16 @@ static void read_shape(reader *r, fb_model_config *c)
     bool named = json_object_get(r->root, "num_key_value_heads") != NULL;
     c->n_kv_head = read_size(r, "num_key_value_heads", named || !a->n_kv_head_default ? c->n_head : a->n_kv_head_default);
     if (r->st == FB_OK && c->n_head % c->n_kv_head != 0)
-        refuse(r, "'num_attention_heads' is %u, which is not a multiple of 'num_key_value_heads', %u", c->n_head, c->n_kv_head);
+        fb_json_refuse(r, "'num_attention_heads' is %u, which is not a multiple of 'num_key_value_heads', %u", c->n_head, c->n_kv_head);
     if (!field(r->root, "head_dim") && !a->head_dim_default && c->hidden % c->n_head != 0)
-        refuse(r, "'hidden_size' is %u, which %u heads do not divide, and there is no 'head_dim'", c->hidden, c->n_head);
+        fb_json_refuse(r, "'hidden_size' is %u, which %u heads do not divide, and there is no 'head_dim'", c->hidden, c->n_head);
     if (r->st != FB_OK)
         return;
     c->head_dim = read_size(r, "head_dim", a->head_dim_default ? a->head_dim_default : c->hidden / c->n_head);
     if (r->st == FB_OK && c->head_dim % 2 != 0)
-        refuse(r, "the head size is %u; rotary positions need an even one", c->head_dim);
+        fb_json_refuse(r, "the head size is %u; rotary positions need an even one", c->head_dim);
     if (r->st == FB_OK && (uint64_t)c->n_head * c->head_dim > INT32_MAX)
-        refuse(r, "%u heads of %u are wider than 2^31 - 1", c->n_head, c->head_dim);
+        fb_json_refuse(r, "%u heads of %u are wider than 2^31 - 1", c->n_head, c->head_dim);
     c->norm_eps = (float)read_real(r, r->root, "rms_norm_eps", a->norm_eps_default, 0, 1);
     c->tied = read_bool(r, r->root, "tie_word_embeddings", false);
     c->qkv_bias = a->qkv_bias_key ? read_bool(r, r->root, a->qkv_bias_key, a->qkv_bias_default) : a->qkv_bias_default;
@@ -194,25 +165,25 @@ static bool window_bit(const fb_model_config *c, uint32_t layer)
 
 /* layer_types has the last word where the family reads it (with use_sliding_window); elsewhere the modelling code
  * passes over it, so it may only repeat what the family's rule says. */
-static void read_layer_types(reader *r, fb_model_config *c)
+static void read_layer_types(fb_json_reader *r, fb_model_config *c)
 {
     const json_t *types = field(r->root, "layer_types");
     if (!types)
         return;
     if (!json_is_array(types) || json_array_size(types) != c->n_layer) {
-        refuse(r, "'layer_types' is not a list of %u names, one a layer", c->n_layer);
+        fb_json_refuse(r, "'layer_types' is not a list of %u names, one a layer", c->n_layer);
         return;
     }
     for (uint32_t l = 0; l < c->n_layer && r->st == FB_OK; l++) {
         const char *type = json_string_value(json_array_get(types, l));
         bool        slides = type && strcmp(type, "sliding_attention") == 0;
         if (!type || (!slides && strcmp(type, "full_attention") != 0))
-            refuse(r, "layer_types[%u] is '%.64s'; known are: full_attention, sliding_attention", l, type ? type : "not a string");
+            fb_json_refuse(r, "layer_types[%u] is '%.64s'; known are: full_attention, sliding_attention", l, type ? type : "not a string");
         else if (slides && !c->sliding_window)
-            refuse(r, "layer_types[%u] is sliding_attention, but no sliding window is in force; set 'sliding_window'%s", l,
+            fb_json_refuse(r, "layer_types[%u] is sliding_attention, but no sliding window is in force; set 'sliding_window'%s", l,
                    c->arch->window_by_flag ? " and 'use_sliding_window'" : "");
         else if (!c->arch->window_by_flag && slides != window_bit(c, l))
-            refuse(r, "layer_types[%u] is %s, but in the family %s every layer is the same", l, type, c->arch->model_type);
+            fb_json_refuse(r, "layer_types[%u] is %s, but in the family %s every layer is the same", l, type, c->arch->model_type);
         else if (slides)
             c->layer_window_bits[l / 64] |= UINT64_C(1) << l % 64;
         else
@@ -220,7 +191,7 @@ static void read_layer_types(reader *r, fb_model_config *c)
     }
 }
 
-static void read_window(reader *r, fb_model_config *c)
+static void read_window(fb_json_reader *r, fb_model_config *c)
 {
     const fb_arch *a = c->arch;
     if (a->has_window) {
@@ -241,7 +212,7 @@ static const char *const rope_names[FB_ROPE_COUNT] = {
     [FB_ROPE_YARN] = "yarn", [FB_ROPE_LLAMA3] = "llama3",
 };
 
-static void read_rope_type(reader *r, fb_rope *rope, const json_t *object)
+static void read_rope_type(fb_json_reader *r, fb_rope *rope, const json_t *object)
 {
     const char *name = read_text(r, object, "rope_type", NULL);
     if (!name) /* the older spelling */
@@ -251,7 +222,7 @@ static void read_rope_type(reader *r, fb_rope *rope, const json_t *object)
             rope->type = t;
             return;
         }
-    refuse(r, "rope type '%.64s' is not known; known are: default, linear, dynamic, yarn, llama3", name);
+    fb_json_refuse(r, "rope type '%.64s' is not known; known are: default, linear, dynamic, yarn, llama3", name);
 }
 
 /* Peng et al. 2023, section 3.4: attention is sharpened by 0.1 ln(s) + 1. */
@@ -260,16 +231,16 @@ static double yarn_mscale(double scale, double mscale)
     return scale <= 1 ? 1 : 0.1 * mscale * log(scale) + 1;
 }
 
-static void read_yarn(reader *r, fb_rope *rope, const json_t *object)
+static void read_yarn(fb_json_reader *r, fb_rope *rope, const json_t *object)
 {
     rope->beta_fast = read_real(r, object, "beta_fast", 32, 0, 1e6);
     rope->beta_slow = read_real(r, object, "beta_slow", 1, 0, 1e6);
     rope->beta_fast = rope->beta_fast == 0 ? 32 : rope->beta_fast; /* 0 counts as unset in transformers */
     rope->beta_slow = rope->beta_slow == 0 ? 1 : rope->beta_slow;
     if (rope->beta_fast < rope->beta_slow)
-        refuse(r, "'beta_fast' is %g, below 'beta_slow', %g", rope->beta_fast, rope->beta_slow);
+        fb_json_refuse(r, "'beta_fast' is %g, below 'beta_slow', %g", rope->beta_fast, rope->beta_slow);
     if (json_is_null(json_object_get(object, "truncate")))
-        refuse(r, "'truncate' is null; expected true or false");
+        fb_json_refuse(r, "'truncate' is null; expected true or false");
     rope->truncate = read_bool(r, object, "truncate", true);
     double mscale = read_real(r, object, "mscale", 0, 0, 1e6), all = read_real(r, object, "mscale_all_dim", 0, 0, 1e6);
     double inferred = mscale != 0 && all != 0 ? yarn_mscale(rope->factor, mscale) / yarn_mscale(rope->factor, all)
@@ -277,7 +248,7 @@ static void read_yarn(reader *r, fb_rope *rope, const json_t *object)
     rope->attention_factor = read_real(r, object, "attention_factor", inferred, 0, 1e6);
 }
 
-static void read_rope(reader *r, fb_model_config *c)
+static void read_rope(fb_json_reader *r, fb_model_config *c)
 {
     fb_rope      *rope = &c->rope;
     const json_t *object = field(r->root, "rope_scaling");
@@ -285,18 +256,18 @@ static void read_rope(reader *r, fb_model_config *c)
     if (!object || (json_is_object(object) && json_object_size(object) == 0)) /* rope_scaling wins where it says anything */
         object = field(r->root, key = "rope_parameters");
     if (object && !json_is_object(object)) {
-        refuse(r, "'%s' is not an object", key);
+        fb_json_refuse(r, "'%s' is not an object", key);
         return;
     }
     if (field(object, "full_attention") || field(object, "sliding_attention"))
-        refuse(r, "'%s' differs by layer type, which is not supported", key);
+        fb_json_refuse(r, "'%s' differs by layer type, which is not supported", key);
     read_rope_type(r, rope, object);
     double outer = read_real(r, r->root, "rope_theta", c->arch->rope_theta_default, 1, 1e30);
     rope->theta = read_real(r, object, "rope_theta", outer, 1, 1e30);
     if (rope->theta == 1)
-        refuse(r, "'rope_theta' is 1; all frequencies would be equal");
+        fb_json_refuse(r, "'rope_theta' is 1; all frequencies would be equal");
     if (read_real(r, object, "partial_rotary_factor", 1, 0, 1) != 1 || read_real(r, r->root, "partial_rotary_factor", 1, 0, 1) != 1)
-        refuse(r, "'partial_rotary_factor' is not 1; partial rotation is not supported");
+        fb_json_refuse(r, "'partial_rotary_factor' is not 1; partial rotation is not supported");
 
     rope->factor = 1;
     rope->attention_factor = 1;
@@ -318,16 +289,16 @@ static void read_rope(reader *r, fb_model_config *c)
         rope->low_freq_factor = read_real(r, object, "low_freq_factor", 1, 1e-6, 1e6);
         rope->high_freq_factor = read_real(r, object, "high_freq_factor", 4, 1e-6, 1e6);
         if (r->st == FB_OK && rope->high_freq_factor <= rope->low_freq_factor)
-            refuse(r, "'high_freq_factor' is %g; expected more than 'low_freq_factor', %g", rope->high_freq_factor,
+            fb_json_refuse(r, "'high_freq_factor' is %g; expected more than 'low_freq_factor', %g", rope->high_freq_factor,
                    rope->low_freq_factor);
     }
     if (rope->type == FB_ROPE_YARN)
         read_yarn(r, rope, object);
     if (rope->type == FB_ROPE_DYNAMIC && c->head_dim < 4)
-        refuse(r, "dynamic rope needs a head size of at least 4, this one is %u", c->head_dim); /* exponent d / (d - 2) */
+        fb_json_refuse(r, "dynamic rope needs a head size of at least 4, this one is %u", c->head_dim); /* exponent d / (d - 2) */
 }
 
-static void read_dtype(reader *r, fb_model_config *c)
+static void read_dtype(fb_json_reader *r, fb_model_config *c)
 {
     const char *name = read_text(r, r->root, "dtype", NULL);
     if (!name)
@@ -337,14 +308,14 @@ static void read_dtype(reader *r, fb_model_config *c)
             c->dtype = d;
             return;
         }
-    refuse(r, "dtype '%.64s' is not supported; supported are: float32, float16, bfloat16", name);
+    fb_json_refuse(r, "dtype '%.64s' is not supported; supported are: float32, float16, bfloat16", name);
 }
 
-static void add_eos(reader *r, fb_model_config *c, const json_t *value)
+static void add_eos(fb_json_reader *r, fb_model_config *c, const json_t *value)
 {
-    char shown[SHOWN_SIZE];
+    char shown[FB_JSON_SHOWN_SIZE];
     if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) >= c->vocab) {
-        refuse(r, "'eos_token_id' holds %s; expected token ids from 0 to %u", show(shown, value), c->vocab - 1);
+        fb_json_refuse(r, "'eos_token_id' holds %s; expected token ids from 0 to %u", fb_json_show(shown, value), c->vocab - 1);
         return;
     }
     uint32_t id = (uint32_t)json_integer_value(value);
@@ -352,12 +323,12 @@ static void add_eos(reader *r, fb_model_config *c, const json_t *value)
         if (c->eos[i] == id)
             return;
     if (c->n_eos == FB_EOS_MAX)
-        refuse(r, "'eos_token_id' brings more than %d ends of sequence", FB_EOS_MAX);
+        fb_json_refuse(r, "'eos_token_id' brings more than %d ends of sequence", FB_EOS_MAX);
     else
         c->eos[c->n_eos++] = id;
 }
 
-static void read_eos(reader *r, fb_model_config *c)
+static void read_eos(fb_json_reader *r, fb_model_config *c)
 {
     const json_t *value = field(r->root, "eos_token_id"), *item;
     size_t        i;
@@ -370,7 +341,7 @@ static void read_eos(reader *r, fb_model_config *c)
         add_eos(r, c, item);
 }
 
-static void read_tokens(reader *r, fb_model_config *c)
+static void read_tokens(fb_json_reader *r, fb_model_config *c)
 {
     /* null is none; absence is the family's default; some checkpoints write -1 for none. */
     int64_t bos = json_object_get(r->root, "bos_token_id") ? -1 : c->arch->bos_default;
@@ -402,7 +373,7 @@ fb_status fb_model_config_parse(fb_model_config *out, const char *json, const ch
     fb_status       st = parse_object(&root, json, path, err);
     if (st != FB_OK)
         return st;
-    reader r = { .path = path, .root = root, .err = err, .st = FB_OK };
+    fb_json_reader r = { .where = path, .root = root, .err = err, .st = FB_OK };
     read_family(&r, &c);
     if (r.st == FB_OK) {
         refuse_unsupported(&r);
@@ -457,7 +428,7 @@ fb_status fb_model_config_read(fb_model_config *out, const char *dir, fb_error *
     FB_TRY(read_text_file(&text, path, true, err));
     if (text) {
         FB_TRY(parse_object(&generation, text, path, err));
-        reader r = { .path = path, .root = generation, .err = err, .st = FB_OK };
+        fb_json_reader r = { .where = path, .root = generation, .err = err, .st = FB_OK };
         read_eos(&r, &c);
         FB_TRY(r.st);
     }

@@ -25,9 +25,9 @@ static double row_kernel(const fb_machine *m, double bytes)
 }
 
 /* rows x columns of out from sums over `depth`; moved: bytes, which bind when the product is thin. */
-static double product(const fb_machine *m, double rows, double columns, double depth, double share, double moved)
+static double product(const fb_machine *m, double rows, double columns, double depth, double moved)
 {
-    double least = min(rows, min(columns, depth)), rate = m->matmul_peak * fb_curve_at(&m->matmul_rows, least) * share;
+    double least = min(rows, min(columns, depth)), rate = m->matmul_peak * fb_curve_at(&m->matmul_rows, least);
     return max(m->launch, max(over(2 * rows * columns * depth, rate), over(moved, m->memory_rate)));
 }
 
@@ -52,7 +52,7 @@ static shape shape_of(const fb_plan_request *r, const fb_machine *m, double rows
 /* y[T,n] = x[T,k] w^T, y of out_size bytes an element */
 static double product_nt(const shape *s, double t, double n, double k, double out_size)
 {
-    return product(s->m, t, n, k, 1, s->act * (t * k + n * k) + out_size * t * n);
+    return product(s->m, t, n, k, s->act * (t * k + n * k) + out_size * t * n);
 }
 
 /* Bytes/s at which the fp32 sum of a weight's gradient is read and written, which costs a micro-batch this much beside the product:
@@ -61,15 +61,16 @@ static double product_nt(const shape *s, double t, double n, double k, double ou
 static double sum_rate(const fb_machine *m)
 {
     const double side = 8192, whole = 0.7;
-    double lost = 1 / m->matmul_accumulate - 1, rate = lost > 0 ? 8 * side * side / (lost * over(2 * side * side * side, m->matmul_peak)) : 0;
+    double lost = 1 / m->matmul_accumulate - 1, alone = over(2 * side * side * side, m->matmul_peak);
+    double rate = over(8 * side * side, lost * alone);
     return whole * (rate > 0 && m->memory_rate > 0 ? min(rate, m->memory_rate) : max(rate, m->memory_rate));
 }
 
 /* dx[T,k] = dy[T,n] w, and dw[n,k] += dy^T x in fp32, which is read and written */
 static double product_bwd(const shape *s, double t, double n, double k)
 {
-    return product(s->m, t, k, n, 1, s->act * (t * n + n * k + t * k))
-           + product(s->m, n, k, t, 1, s->act * (t * n + t * k)) + over(8 * n * k, sum_rate(s->m));
+    return product(s->m, t, k, n, s->act * (t * n + n * k + t * k))
+           + product(s->m, n, k, t, s->act * (t * n + t * k)) + over(8 * n * k, sum_rate(s->m));
 }
 
 /* The operation that makes a value in the forward; 0 for what another makes too. */

@@ -9,8 +9,9 @@
 
 #include "base/beside.h"
 #include "io/file.h"
+#include "io/json.h"
 
-enum { PROFILE_SIZE_MAX = 1 << 20, SHOWN_SIZE = 64 };
+enum { PROFILE_SIZE_MAX = 1 << 20 };
 
 double fb_curve_at(const fb_curve *c, double x)
 {
@@ -71,42 +72,16 @@ static void *at(const fb_machine *m, const field *f)
 
 /* ---- read ---- */
 
-/* The first refusal sticks: later reads do nothing, so that a run of them needs one check. */
-typedef struct reader {
-    const char *where;
-    fb_error   *err;
-    fb_status   st;
-} reader;
-
-static void refuse(reader *r, const char *fmt, ...) FB_PRINTF(2, 3);
-static void refuse(reader *r, const char *fmt, ...)
+static void read_text(fb_json_reader *r, const field *f, const json_t *value, char out[96])
 {
-    va_list ap;
-    if (r->st != FB_OK)
-        return;
-    va_start(ap, fmt);
-    r->st = fb_fail_filev(r->err, FB_INPUT, r->where, fmt, ap);
-    va_end(ap);
-}
-
-static const char *show(char buf[SHOWN_SIZE], const json_t *value)
-{
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
-    snprintf(buf, SHOWN_SIZE, "%s", text ? text : "unprintable");
-    free(text);
-    return buf;
-}
-
-static void read_text(reader *r, const field *f, const json_t *value, char out[96])
-{
-    char shown[SHOWN_SIZE];
+    char shown[FB_JSON_SHOWN_SIZE];
     const char *text = json_string_value(value);
     size_t length = text ? strlen(text) : 0;
     bool plain = length > 0 && length < 96;
     for (size_t i = 0; plain && i < length; i++)
         plain = (unsigned char)text[i] >= 0x20 && text[i] != 0x7f; /* it will be printed */
     if (!plain)
-        refuse(r, "'%s' is %s; expected a string of 1 to 95 bytes without control characters", f->name, show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected a string of 1 to 95 bytes without control characters", f->name, fb_json_show(shown, value));
     else
         memcpy(out, text, length + 1);
 }
@@ -117,12 +92,12 @@ static bool in_range(const field *f, double x)
     return x >= f->min && x <= f->max;
 }
 
-static void read_number(reader *r, const field *f, const json_t *value, void *out)
+static void read_number(fb_json_reader *r, const field *f, const json_t *value, void *out)
 {
-    char shown[SHOWN_SIZE];
+    char shown[FB_JSON_SHOWN_SIZE];
     bool whole = f->kind != REAL;
     if (!(whole ? json_is_integer(value) : json_is_number(value)) || !in_range(f, json_number_value(value)))
-        refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, show(shown, value), whole ? "an integer" : "a number",
+        fb_json_refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, fb_json_show(shown, value), whole ? "an integer" : "a number",
                f->min, f->max);
     else if (f->kind == REAL)
         *(double *)out = json_number_value(value);
@@ -132,42 +107,42 @@ static void read_number(reader *r, const field *f, const json_t *value, void *ou
         *(uint64_t *)out = (uint64_t)json_integer_value(value);
 }
 
-static void read_curve(reader *r, const field *f, const json_t *value, fb_curve *out)
+static void read_curve(fb_json_reader *r, const field *f, const json_t *value, fb_curve *out)
 {
-    char shown[SHOWN_SIZE];
+    char shown[FB_JSON_SHOWN_SIZE];
     size_t n = json_array_size(value);
     if (!json_is_array(value))
-        refuse(r, "'%s' is %s; expected an array of points [x, y]", f->name, show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected an array of points [x, y]", f->name, fb_json_show(shown, value));
     else if (n < 1 || n > FB_CURVE_MAX)
-        refuse(r, "'%s' has %zu points; expected 1 to %d", f->name, n, FB_CURVE_MAX);
+        fb_json_refuse(r, "'%s' has %zu points; expected 1 to %d", f->name, n, FB_CURVE_MAX);
     for (size_t i = 0; i < n && r->st == FB_OK; i++) {
         const json_t *point = json_array_get(value, i), *x = json_array_get(point, 0), *y = json_array_get(point, 1);
         if (json_array_size(point) != 2 || !json_is_number(x) || !json_is_number(y)) {
-            refuse(r, "'%s' has %s as point %zu; expected two numbers, [x, y]", f->name, show(shown, point), i + 1);
+            fb_json_refuse(r, "'%s' has %s as point %zu; expected two numbers, [x, y]", f->name, fb_json_show(shown, point), i + 1);
             return;
         }
         out->x[i] = json_number_value(x);
         out->y[i] = json_number_value(y);
         if (!(out->x[i] > 0 && out->x[i] <= 1e18))
-            refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, show(shown, point), i + 1);
+            fb_json_refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, fb_json_show(shown, point), i + 1);
         else if (i > 0 && !(out->x[i] > out->x[i - 1]))
-            refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, show(shown, point), i + 1,
+            fb_json_refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, fb_json_show(shown, point), i + 1,
                    out->x[i - 1]);
         else if (!in_range(f, out->y[i]))
-            refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, show(shown, point), i + 1, f->min, f->max);
+            fb_json_refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, fb_json_show(shown, point), i + 1, f->min, f->max);
     }
     out->n = (uint32_t)n;
 }
 
-static void read_field(reader *r, const field *f, const json_t *root, fb_machine *m)
+static void read_field(fb_json_reader *r, const field *f, const json_t *root, fb_machine *m)
 {
-    char shown[SHOWN_SIZE];
+    char shown[FB_JSON_SHOWN_SIZE];
     const json_t *value = json_object_get(root, f->name);
     bool optional = f->min == 0 && (f->kind == REAL || f->kind == BYTES);
     if (!value && optional)
         return;
     if (!value)
-        refuse(r, "has no '%s', which is needed; docs/FORMATS.md has all fields of a machine profile", f->name);
+        fb_json_refuse(r, "has no '%s', which is needed; docs/FORMATS.md has all fields of a machine profile", f->name);
     else if (f->kind == TEXT)
         read_text(r, f, value, at(m, f));
     else if (f->kind == CURVE)
@@ -175,7 +150,7 @@ static void read_field(reader *r, const field *f, const json_t *root, fb_machine
     else if (f->kind != FLAG)
         read_number(r, f, value, at(m, f));
     else if (!json_is_boolean(value))
-        refuse(r, "'%s' is %s; expected true or false", f->name, show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected true or false", f->name, fb_json_show(shown, value));
     else
         *(bool *)at(m, f) = json_is_true(value);
 }
@@ -193,7 +168,7 @@ static bool is_known(const char *key)
 
 fb_status fb_machine_parse(fb_machine *out, const char *text, size_t size, const char *where, fb_error *err)
 {
-    reader r = { .where = where, .err = err };
+    fb_json_reader r = { .where = where, .err = err };
     fb_machine m = { 0 };
     json_error_t e;
     const char *key;
@@ -201,14 +176,14 @@ fb_status fb_machine_parse(fb_machine *out, const char *text, size_t size, const
     if (!root)
         return fb_fail_file(err, FB_INPUT, where, "is not JSON: %s (line %d, column %d)", e.text, e.line, e.column);
     if (!json_is_object(root))
-        refuse(&r, "is not a JSON object; expected a machine profile, as forebay probe --out writes one");
+        fb_json_refuse(&r, "is not a JSON object; expected a machine profile, as forebay probe --out writes one");
     for (size_t i = 0; i < FB_COUNT(fields); i++)
         read_field(&r, &fields[i], root, &m);
     json_object_foreach(root, key, value)
         if (!is_known(key))
-            refuse(&r, "has '%.64s', which is no field of a machine profile; remarks go into 'notes'", key);
+            fb_json_refuse(&r, "has '%.64s', which is no field of a machine profile; remarks go into 'notes'", key);
     if (m.overhead >= m.memory)
-        refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead,
+        fb_json_refuse(&r, "'overhead' is %llu, 'memory' only %llu; expected less", (unsigned long long)m.overhead,
                (unsigned long long)m.memory);
     if (r.st == FB_OK)
         *out = m;

@@ -78,11 +78,11 @@ uint64_t fb_plan_saved_offset(const fb_plan *p, uint32_t n_layer, uint32_t layer
 
 /* ---- sizes ---- */
 
-typedef enum { ALL_BLOCKS, STREAMED, SHARING_ACC } block_set;
+typedef enum { STREAMED, SHARING_ACC } block_set;
 
 static bool is_in(const fb_plan *p, const fb_manifest *m, block_set set, uint32_t block)
 {
-    return set == ALL_BLOCKS || (set == STREAMED ? !fb_plan_at_home(p, m, block) : !fb_plan_owns(p, m, FB_OWN_ACCUMULATOR, block));
+    return set == STREAMED ? !fb_plan_at_home(p, m, block) : !fb_plan_owns(p, m, FB_OWN_ACCUMULATOR, block);
 }
 
 /* Of the blocks [first, end) that are in the set. */
@@ -255,21 +255,6 @@ bool fb_plan_fits(const fb_plan *p, const fb_plan_request *r)
 {
     return (!r->hbm_budget || p->device_bytes <= r->hbm_budget)
            && (!r->ram_budget || p->host_bytes + (r->unified ? p->device_bytes : 0) <= r->ram_budget);
-}
-
-double fb_plan_step_flops(const fb_plan_request *r, const fb_layout *l)
-{
-    const fb_manifest *m = r->manifest;
-    const fb_model_config *c = &m->cfg;
-    double tokens = (double)r->row_len * r->micro_rows * r->n_micro, runs = !r->train ? 2 : 6;
-    double head = (double)c->vocab * c->hidden, layers = 0;
-    /* Two products over half of row_len x row_len; a full recompute repeats the layers' forward, not the head's. */
-    double attention = 2.0 * c->n_head * c->head_dim * r->row_len / 2;
-    for (uint32_t i = 0; i < c->n_layer; i++) {
-        bool again = r->train && (i + l->n_rich >= c->n_layer ? l->rich : l->recompute) == FB_RECOMPUTE_FULL;
-        layers += ((double)m->blocks[i + 1].extent + attention) * (runs + (again ? 2 : 0));
-    }
-    return tokens * (layers + head * runs);
 }
 
 static double mib(uint64_t bytes)

@@ -141,10 +141,6 @@ uint64_t fb_plan_owned_before(const fb_plan *p, const fb_manifest *m, fb_own wha
 /* Where a layer's kept values lie among those of the pass (kept_on_host: on the host), bytes. */
 uint64_t fb_plan_saved_offset(const fb_plan *p, uint32_t n_layer, uint32_t layer, uint32_t micro);
 
-/* Floating-point operations of a full step: 6 per weight and token (8 when the forward is run again), the same for
- * causal attention's products, rows being full. */
-double fb_plan_step_flops(const fb_plan_request *r, const fb_layout *l);
-
 /* The gradient element that leaves the device, and whether it is a copy of the accumulator. */
 static inline bool fb_plan_grad_copied(fb_dtype act)
 {

@@ -302,10 +302,22 @@ static bool is_hopeless(seeker *s, fb_layout l, uint32_t home)
     return margin * fb_simulate_bound(&p, s->r.manifest, &s->costs) >= s->best.seconds;
 }
 
+/* The fewest layers at home, at least low, that leave the host enough: it needs less with each. */
+static uint32_t fewest_for_host(seeker *s, fb_layout l, uint32_t low)
+{
+    for (uint32_t high = n_layer(s); low < high;) {
+        l.home_layers = low + (high - low) / 2;
+        if (fits_host(s, &l))
+            high = l.home_layers;
+        else
+            low = l.home_layers + 1;
+    }
+    return low;
+}
+
 /* Numbers of layers at home, from the fewest that host memory allows to the most that the device does. */
 static void try_homes(seeker *s, fb_layout l)
 {
-    uint32_t low = 0, high = n_layer(s);
     if (s->w->placement != FB_HOME_AUTO) {
         consider_filled(s, &l);
         return;
@@ -313,13 +325,7 @@ static void try_homes(seeker *s, fb_layout l)
     fb_layout least = l;
     least.n_rich = 0;
     least.slots = s->w->slots != FB_AUTO ? s->w->slots : 1;
-    while (low < high) { /* host memory: less with each layer that is at home */
-        least.home_layers = low + (high - low) / 2;
-        if (fits_host(s, &least))
-            high = least.home_layers;
-        else
-            low = least.home_layers + 1;
-    }
+    uint32_t low = fewest_for_host(s, least, 0), high;
     least.home_layers = low;
     if (!fits(s, &least)) { /* with everything at home there are no slots */
         least.home_layers = n_layer(s);
@@ -420,14 +426,7 @@ static void try_thriftiest(seeker *s)
             }
             l.home_layers = low;
             consider(s, &l);
-            for (low = min_u32(1, n_layer(s)), high = n_layer(s); low < high;) { /* the fewest that leave the host enough */
-                l.home_layers = low + (high - low) / 2;
-                if (fits_host(s, &l))
-                    high = l.home_layers;
-                else
-                    low = l.home_layers + 1;
-            }
-            l.home_layers = low;
+            l.home_layers = fewest_for_host(s, l, min_u32(1, n_layer(s)));
             consider(s, &l);
         }
 }

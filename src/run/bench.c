@@ -258,7 +258,7 @@ static void introduce(const bench *b, bool json)
            s->manifest.cfg.n_layer, s->shards ? "the checkpoint's weights" : "random weights", fb_dtype_hf_str(s->act),
            s->device->ops->name, s->info.name);
     char layout[FB_LAYOUT_SIZE];
-    fb_session_describe_layout(s, layout);
+    fb_layout_describe(&s->plan, &s->manifest, layout);
     fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
            b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(b->sink, kind, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);

@@ -169,11 +169,6 @@ void fb_session_close(fb_session *s)
     *s = (fb_session){ 0 };
 }
 
-void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE])
-{
-    fb_layout_describe(&s->plan, &s->manifest, text);
-}
-
 fb_session_memory fb_session_measure(const fb_session *s)
 {
     fb_session_memory held;

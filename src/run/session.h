@@ -69,9 +69,6 @@ fb_session_memory fb_session_measure(const fb_session *s);
 /* DIR/memory.json: planned and measured bytes of either side. */
 fb_status fb_session_write_memory(const fb_session *s, const char *dir, fb_error *err);
 
-/* The plan's layout in words, as one part of a sentence. */
-void fb_session_describe_layout(const fb_session *s, char text[FB_LAYOUT_SIZE]);
-
 /* Rows in a step, rows in a micro-batch and micro-batches in a step, as the options ask. */
 void fb_session_batch(const fb_options *o, uint32_t *rows_per_step, uint32_t *micro_rows, uint32_t *n_micro);
 

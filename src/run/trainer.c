@@ -346,7 +346,7 @@ static void introduce(const trainer *t)
     fb_say(t->sink, FB_SAY_PROGRESS, "model: %s, %.1f M parameters, %u layers; %s on %s, updates by %s", m->cfg.arch->hf_name,
            (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->info.name, fb_adamw_selected());
     char layout[FB_LAYOUT_SIZE];
-    fb_session_describe_layout(s, layout);
+    fb_layout_describe(&s->plan, m, layout);
     fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB), host %.1f MiB", (double)s->plan.device_bytes / 0x1p20,
            (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, (double)s->plan.host_bytes / 0x1p20);
     fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step; %s",

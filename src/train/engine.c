@@ -321,7 +321,6 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     FB_TRY(e->ops->fill_zero(e->d, FB_STREAM_COMPUTE, fb_engine_region(e, FB_DEV_ACC), e->plan.device[FB_DEV_ACC].size, err));
     if (o->train)
         FB_TRY(fb_updater_new(&e->updater, o->state, &e->slabs, o->update_threads, err));
-    FB_TRY(fb_decay_init(&e->decay, e->m, err));
     for (uint32_t l = 0; l < e->plan.layout.home_layers; l++) {
         fb_block_move(&e->layer_state[l], FB_BLOCK_PREFETCHING);
         fb_block_move(&e->layer_state[l], FB_BLOCK_RESIDENT);
@@ -362,7 +361,6 @@ void fb_engine_free(fb_engine *e)
         e->ops->unpin(e->d, e->host);
         munmap(e->host, e->host_size);
     }
-    fb_decay_deinit(&e->decay);
     free(e->slots);
     free(e->device_slots);
     free(e->layer_state);

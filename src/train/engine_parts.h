@@ -15,7 +15,6 @@
 #include "train/engine.h"
 #include "base/align.h"
 #include "sched/schedule.h"
-#include "train/decay.h"
 #include "train/inputs.h"
 #include "train/layer.h"
 #include "train/update.h"
@@ -83,7 +82,6 @@ struct fb_engine {
     leaving           leaving;
     bool              loss_finite;  /* written by the d2h stream before any landing of the step */
     fb_updater       *updater;
-    fb_decay          decay;
     fb_adamw          adamw;        /* of the step in hand */
 
     fb_event *batch_ready, *embed_ready, *pass_done, *gradient_ready, *loss_ready;

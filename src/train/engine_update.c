@@ -16,9 +16,10 @@ fb_status fb_engine_update_at_home(fb_engine *e, uint32_t block, const double *g
 {
     fb_status st = FB_OK;
     const fb_state *s = e->o.state;
+    const fb_decay *decay = fb_updater_decay(e->updater);
     FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(UPDATE_AT_HOME, block, FB_NO_PART), 0, err));
-    for (uint32_t r = e->decay.first[block]; r < e->decay.first[block + 1]; r++) {
-        const fb_decay_range *d = &e->decay.ranges[r];
+    for (uint32_t r = decay->first[block]; r < decay->first[block + 1]; r++) {
+        const fb_decay_range *d = &decay->ranges[r];
         fb_update u = { .act = e->o.act, .n = d->n, .w = fb_state_device_at(s, FB_DEV_HOME_WEIGHTS, block, d->first),
             .low = e->o.act == FB_BF16 ? fb_state_device_at(s, FB_DEV_HOME_REMAINDERS, block, d->first) : NULL,
             .m = fb_state_device_at(s, FB_DEV_HOME_M, block, d->first), .v = fb_state_device_at(s, FB_DEV_HOME_V, block, d->first),

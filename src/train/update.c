@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "sched/block.h"
-#include "train/decay.h"
 
 enum { CHUNK = 1 << 17 }; /* elements: large against the lock, small against a block */
 
@@ -200,6 +199,11 @@ void fb_updater_drop(fb_updater *u, uint32_t block, uint64_t first, uint64_t n, 
         fb_host_block_move(&u->block_state[block], FB_STATE_PENDING);
     account(u, &j, n);
     pthread_mutex_unlock(&u->lock);
+}
+
+const fb_decay *fb_updater_decay(const fb_updater *u)
+{
+    return &u->decay;
 }
 
 bool fb_updater_is_clean(fb_updater *u, uint32_t block)

@@ -12,6 +12,7 @@
 #include "optim/adamw.h"
 #include "sched/pool.h"
 #include "sched/trace.h"
+#include "train/decay.h"
 #include "train/state.h"
 
 typedef struct fb_updater fb_updater;
@@ -38,6 +39,9 @@ void fb_updater_expect(fb_updater *u, uint32_t block);
 void fb_updater_submit(fb_updater *u, uint32_t block, uint64_t first, uint64_t n, void *g, bool slab);
 /* The same, without an update: the piece counts as done. */
 void fb_updater_drop(fb_updater *u, uint32_t block, uint64_t first, uint64_t n, void *g, bool slab);
+
+/* Which stretches of blocks decay; of the updater's life. */
+const fb_decay *fb_updater_decay(const fb_updater *u);
 
 bool fb_updater_is_clean(fb_updater *u, uint32_t block);
 void fb_updater_wait(fb_updater *u, uint32_t block); /* until it is clean */
