@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "base/random.h"
 #include "run/preset.h"
 #include "run/session.h"
@@ -33,7 +34,8 @@ typedef struct bench {
     step          *steps;
     uint32_t       n_step, n_warm;
     double         start_up; /* seconds from the process's start to the end of the first step */
-    uint64_t       host_resident; /* without a unified device's arena */
+    fb_session_memory held;
+    uint64_t       host_resident; /* like held.host, with the files that are mapped, libraries first of all */
 } bench;
 
 /* Seconds since this process started; its start is known to the hundredth. */
@@ -202,12 +204,9 @@ static fb_status run_steps(bench *b, bool json, fb_error *err)
         say_figures(b, json ? FB_SAY_PROGRESS : FB_SAY_RESULT, title, &b->steps[i]);
     }
     fb_engine_settle(e);
-    b->host_resident = resident_set();
-    if (b->session.info.unified) {
-        uint64_t used, peak;
-        b->session.device->ops->memory(b->session.device, &used, &peak);
-        b->host_resident -= used < b->host_resident ? used : b->host_resident;
-    }
+    uint64_t anonymous = fb_memory_resident();
+    b->held = fb_session_measure(&b->session);
+    b->host_resident = b->held.host + resident_set() - anonymous;
 done:
     return st;
 }
@@ -269,15 +268,13 @@ static void report_text(const bench *b)
 {
     const fb_session *s = &b->session;
     step m = summary(b);
-    uint64_t used, peak;
     char title[64];
     snprintf(title, sizeof title, "median of %u", b->n_step - b->n_warm);
     say_figures(b, FB_SAY_RESULT, title, &m);
-    s->device->ops->memory(s->device, &used, &peak);
-    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, resident %.2f: %.2f "
-           "bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30, (double)peak / 0x1p30,
-           (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30, (double)b->host_resident / 0x1p30,
-           bytes_a_parameter(b, false), bytes_a_parameter(b, true));
+    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, measured %.2f, "
+           "resident with libraries %.2f: %.2f bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30,
+           (double)b->held.device / 0x1p30, (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30,
+           (double)b->held.host / 0x1p30, (double)b->host_resident / 0x1p30, bytes_a_parameter(b, false), bytes_a_parameter(b, true));
     fb_device_info info;
     s->device->ops->info(s->device, &info);
     fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
@@ -315,11 +312,10 @@ static json_t *figures(const bench *b, const step *s)
 static json_t *memory_json(const bench *b)
 {
     const fb_session *s = &b->session;
-    uint64_t used, peak;
-    s->device->ops->memory(s->device, &used, &peak);
-    return json_pack("{s:{s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:f, s:f}",
-        "device", "planned", (json_int_t)s->plan.device_bytes, "measured", (json_int_t)peak, "overhead", (json_int_t)s->info.memory_overhead,
-        "host", "planned", (json_int_t)s->plan.host_bytes, "resident", (json_int_t)b->host_resident,
+    return json_pack("{s:{s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:f, s:f}",
+        "device", "planned", (json_int_t)s->plan.device_bytes, "measured", (json_int_t)b->held.device,
+        "overhead", (json_int_t)s->info.memory_overhead,
+        "host", "planned", (json_int_t)s->plan.host_bytes, "measured", (json_int_t)b->held.host, "resident", (json_int_t)b->host_resident,
         "block_inputs", (json_int_t)s->plan.host[FB_HOST_INPUTS].size,
         "bytes_per_parameter", bytes_a_parameter(b, false), "bytes_per_parameter_with_block_inputs", bytes_a_parameter(b, true));
 }

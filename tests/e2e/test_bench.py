@@ -143,6 +143,14 @@ def test_the_same_seed_is_the_same_run():
     assert first != losses("seed=4")
 
 
+def test_memory_is_what_was_planned():
+    """Resident: with the libraries' files."""
+    memory = report("--steps", "2", "placement=stream")["memory"]
+    assert memory["device"]["measured"] == memory["device"]["planned"]
+    assert abs(memory["host"]["measured"] - memory["host"]["planned"]) <= 0.02 * memory["host"]["planned"] + (32 << 20)
+    assert memory["host"]["resident"] >= memory["host"]["measured"]
+
+
 def test_text_says_the_same(tmp_path):
     out = bench("--model", MODEL, "--steps", "3", *BATCH).out
     for part in ("step 1/3 (not counted)", "step 3/3", "median of 1", "TFLOPS", "idle", "bytes a parameter", "start-up:", "6 P T"):
