@@ -26,8 +26,7 @@ struct fb_saver {
     uint64_t          *first_piece; /* [n_block + 1] */
     uint8_t           *piece;       /* [pieces] piece_state */
     uint32_t          *slot;        /* [pieces] of one that is COPYING or COPIED */
-    unsigned char     *buffer;
-    uint64_t           buffer_size;
+    fb_host_memory     buffer;
     uint32_t          *free_slots, n_free;
 
     uint64_t           n_unsaved;   /* pieces that are not SAVED; also looked at without the lock */
@@ -82,7 +81,7 @@ static fb_piece in_state(const fb_saver *s, uint32_t block, uint64_t first)
 /* How a piece lies in its slot: four bytes an element for the master, whole or as two halves, and four for either moment. */
 static fb_piece in_buffer(const fb_saver *s, uint32_t slot, fb_dtype dtype)
 {
-    unsigned char *at = s->buffer + (uint64_t)slot * PIECE_BYTES;
+    unsigned char *at = s->buffer.at + (uint64_t)slot * PIECE_BYTES;
     return (fb_piece){ .dtype = dtype, .weights = at, .remainders = dtype == FB_BF16 ? (int16_t *)(void *)(at + 2 * PIECE) : NULL,
                        .m = (float *)(void *)(at + 4 * PIECE), .v = (float *)(void *)(at + 8 * PIECE) };
 }
@@ -275,9 +274,9 @@ static bool any_copying(const fb_saver *s)
 static void populate(fb_saver *s)
 {
     bool stop = false;
-    for (uint64_t at = 0; at < s->buffer_size && !stop; at += POPULATED) {
-        uint64_t size = s->buffer_size - at < POPULATED ? s->buffer_size - at : POPULATED;
-        stop = madvise(s->buffer + at, size, MADV_POPULATE_WRITE) != 0;
+    for (uint64_t at = 0; at < s->buffer.size && !stop; at += POPULATED) {
+        uint64_t size = s->buffer.size - at < POPULATED ? s->buffer.size - at : POPULATED;
+        stop = madvise(s->buffer.at + at, size, MADV_POPULATE_WRITE) != 0;
         pthread_mutex_lock(&s->lock);
         stop |= s->stop;
         pthread_mutex_unlock(&s->lock);
@@ -424,15 +423,7 @@ fb_status fb_saver_new(fb_saver **out, const fb_saver_options *o, fb_error *err)
         s->order[b] = o->last_block_first ? m->n_block - 1 - b : b;
         s->first_piece[b + 1] = s->first_piece[b] + pieces_of(&m->blocks[b]);
     }
-    s->buffer_size = n_slot * PIECE_BYTES;
-    void *mem = mmap(NULL, s->buffer_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mem == MAP_FAILED) {
-        s->buffer_size = 0;
-        FB_TRY(fb_fail(err, FB_NOMEM, "saver: the system has no %.1f MiB for the save buffer; lower save_buffer",
-                       (double)(n_slot * PIECE_BYTES) / 0x1p20));
-    }
-    s->buffer = mem;
-    madvise(mem, s->buffer_size, MADV_HUGEPAGE); /* advice only */
+    FB_TRY(fb_host_memory_map(&s->buffer, n_slot * PIECE_BYTES, "the save buffer; lower save_buffer", NULL, NULL, err));
     for (; s->n_free < n_slot; s->n_free++)
         s->free_slots[s->n_free] = (uint32_t)(n_slot - 1 - s->n_free); /* the lowest first: what was touched is used again */
     if (pthread_create(&s->thread, NULL, writer_main, s) != 0)
@@ -456,8 +447,7 @@ void fb_saver_free(fb_saver *s)
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
     }
-    if (s->buffer)
-        munmap(s->buffer, s->buffer_size);
+    fb_host_memory_unmap(&s->buffer);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->moved);
     free(s->output_dir);

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 /* ---- passes and steps ---- */
 
@@ -256,12 +255,8 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     }
     uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double), staging = p->host[FB_HOST_STAGING].size;
     uint64_t size = staging + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + saved + rows + sums;
-    void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mem == MAP_FAILED)
-        return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for the batch", (double)size / 0x1p20);
-    unsigned char *at = e->host = mem;
-    e->host_size = size;
-    FB_TRY(e->ops->pin(e->d, mem, size, err));
+    FB_TRY(fb_host_memory_map(&e->host, size, "the batch", NULL, e->d, err));
+    unsigned char *at = e->host.at;
     for (int i = 0; i < N_STAGING; i++, at += staging / N_STAGING)
         e->staging[i] = at;
     e->meta = at, at += e->o.n_micro * p->meta_size;
@@ -357,10 +352,7 @@ void fb_engine_free(fb_engine *e)
     }
     fb_inputs_deinit(&e->inputs);
     fb_pool_deinit(&e->slabs);
-    if (e->host) {
-        e->ops->unpin(e->d, e->host);
-        munmap(e->host, e->host_size);
-    }
+    fb_host_memory_unmap(&e->host);
     free(e->slots);
     free(e->device_slots);
     free(e->layer_state);

@@ -55,8 +55,7 @@ struct fb_engine {
     const fb_manifest *m;
     fb_layer_shape    shape;
     unsigned char    *arena;        /* device; not ours */
-    unsigned char    *host;         /* pinned: staging, batch, rope, slabs, sums */
-    uint64_t          host_size;
+    fb_host_memory    host;         /* pinned: staging, batch, rope, slabs, sums */
 
     fb_visit         *visits[2];    /* with and without backward */
     uint32_t          n_visit[2];

@@ -10,11 +10,10 @@
 
 #include <signal.h>
 
-#include "base/thread.h"
-#include "device/device.h"
 #include "io/shard.h"
 #include "model/manifest.h"
 #include "plan/plan.h"
+#include "train/host_memory.h"
 
 typedef struct fb_state {
     const fb_manifest *manifest;
@@ -23,9 +22,8 @@ typedef struct fb_state {
     unsigned char     *arena;                     /* device; not ours */
     uint64_t          *base;                      /* [n_block + 1] elements; blocks that are not on the host take none */
     uint64_t          *owned[3];                  /* by fb_own: [n_block + 1] elements on the device, likewise */
-    unsigned char     *window;                    /* pinned: where elements of blocks on the device are read and written */
-    void              *component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; NULL: not wanted */
-    uint64_t           mapped[FB_HOST_COUNT];
+    fb_host_memory     window;                    /* pinned: where elements of blocks on the device are read and written */
+    fb_host_memory     component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; not mapped: not wanted */
     fb_device         *device;                    /* that the mappings are pinned for */
     const volatile sig_atomic_t *stop;            /* not zero: loading ends with FB_STOPPED; NULL: never */
 } fb_state;
