@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -224,22 +225,42 @@ uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
 
 /* ---- new, free ---- */
 
+/* The engine's own events; the slots' follow them. */
+static const size_t events[] = {
+#define AT(member) offsetof(fb_engine, member)
+    AT(batch_ready), AT(embed_ready), AT(pass_done), AT(gradient_ready), AT(loss_ready), AT(acc_free[0]), AT(acc_free[1]),
+    AT(table_free), AT(final_free), AT(out_free), AT(restored), AT(rows_kept), AT(staging_free[0]), AT(staging_free[1]),
+    AT(head.loaded), AT(head.used),
+#undef AT
+};
+
+static size_t n_event(const fb_engine *e)
+{
+    return FB_COUNT(events) + (e->device_slots ? 2 * (size_t)e->n_slot : 0);
+}
+
+static fb_event **event_at(fb_engine *e, size_t i)
+{
+    if (i < FB_COUNT(events))
+        return (fb_event **)(void *)((unsigned char *)e + events[i]);
+    device_slot *slot = &e->device_slots[(i - FB_COUNT(events)) / 2];
+    return (i - FB_COUNT(events)) % 2 ? &slot->used : &slot->loaded;
+}
+
 static fb_status new_events(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
-    fb_event **const all[] = {
-        &e->batch_ready, &e->embed_ready, &e->pass_done, &e->gradient_ready, &e->loss_ready, &e->acc_free[0],
-        &e->acc_free[1], &e->table_free, &e->final_free, &e->out_free, &e->restored, &e->rows_kept, &e->staging_free[0],
-        &e->staging_free[1], &e->head.loaded, &e->head.used,
-    };
-    for (size_t i = 0; i < FB_COUNT(all); i++)
-        FB_TRY(e->ops->event_new(e->d, all[i], err));
-    for (uint32_t i = 0; i < e->n_slot; i++) {
-        FB_TRY(e->ops->event_new(e->d, &e->device_slots[i].loaded, err));
-        FB_TRY(e->ops->event_new(e->d, &e->device_slots[i].used, err));
-    }
+    for (size_t i = 0; i < n_event(e); i++)
+        FB_TRY(e->ops->event_new(e->d, event_at(e, i), err));
 done:
     return st;
+}
+
+static void free_events(fb_engine *e)
+{
+    for (size_t i = 0; i < n_event(e); i++)
+        if (*event_at(e, i))
+            e->ops->event_free(e->d, *event_at(e, i));
 }
 
 static fb_status new_host_buffers(fb_engine *e, fb_error *err)
@@ -337,19 +358,7 @@ void fb_engine_free(fb_engine *e)
         return;
     sync_all(e, NULL); /* nothing may still run that uses what is freed below */
     fb_updater_free(e->updater);
-    fb_event *const all[] = {
-        e->batch_ready, e->embed_ready, e->pass_done, e->gradient_ready, e->loss_ready, e->acc_free[0], e->acc_free[1],
-        e->table_free, e->final_free, e->out_free, e->restored, e->rows_kept, e->staging_free[0], e->staging_free[1], e->head.loaded, e->head.used,
-    };
-    for (size_t i = 0; i < FB_COUNT(all); i++)
-        if (all[i])
-            e->ops->event_free(e->d, all[i]);
-    for (uint32_t i = 0; e->device_slots && i < e->n_slot; i++) {
-        if (e->device_slots[i].loaded)
-            e->ops->event_free(e->d, e->device_slots[i].loaded);
-        if (e->device_slots[i].used)
-            e->ops->event_free(e->d, e->device_slots[i].used);
-    }
+    free_events(e);
     fb_inputs_deinit(&e->inputs);
     fb_pool_deinit(&e->slabs);
     fb_host_memory_unmap(&e->host);
