@@ -41,6 +41,14 @@ static fb_status run_visit(fb_engine *e, uint32_t v, fb_error *err)
     }
 }
 
+/* Visits that come before the first update of the step can, after visit v: with clipping updates begin when all are done, without it
+ * in the head's visit of the last pass. */
+static uint32_t visits_left(const fb_engine *e, uint32_t v)
+{
+    uint32_t n = e->n_visit[1], head = 1 + e->m->cfg.n_layer, end = (e->n_pass - 1) * n + (e->o.clip ? n : head), done = e->pass * n + v + 1;
+    return done < end ? end - done : 0;
+}
+
 static fb_status run_pass(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -58,6 +66,8 @@ static fb_status run_pass(fb_engine *e, fb_error *err)
     for (uint32_t v = 0; v < e->n_visit[e->backward]; v++) {
         FB_TRY(run_visit(e, v, err));
         FB_TRY(fb_engine_prefetch(e, v, err));
+        if (e->mode == MODE_TRAIN)
+            FB_TRY(e->hooks.during_step(e->hooks.ctx, visits_left(e, v), err));
         if (!e->o.overlap)
             FB_TRY(sync_all(e, err));
     }
@@ -197,9 +207,24 @@ void fb_engine_describe(const fb_engine *e, char *text, size_t size)
         fb_updater_describe(e->updater, text + at, size - at);
 }
 
-void fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx)
+void fb_engine_set_hooks(fb_engine *e, const fb_engine_hooks *h)
 {
-    fb_updater_set_before(e->updater, fn, ctx);
+    e->hooks = *h;
+    fb_updater_set_before(e->updater, h->before_update, h->ctx);
+}
+
+/* As long as nobody must see anything. */
+static fb_status nothing_during_step(void *ctx, uint32_t n_left, fb_error *err)
+{
+    (void)ctx, (void)n_left, (void)err;
+    return FB_OK;
+}
+
+static fb_status nothing_before_update(void *ctx, uint32_t block, bool *read, fb_error *err)
+{
+    (void)ctx, (void)block, (void)err;
+    *read = false;
+    return FB_OK;
 }
 
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
@@ -213,13 +238,16 @@ fb_rope_state *fb_engine_rope(fb_engine *e)
     return &e->rope_state;
 }
 
-/* A visit has a few spans of its own and a few a micro-batch; a gradient, a few a piece. */
+/* A visit has a few spans of its own and a few a micro-batch; a gradient, a few a piece; a block at home may be fetched for a
+ * checkpoint in pieces, and its update waits for that. */
 uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
 {
     uint64_t visits = 2 * (uint64_t)m->cfg.n_layer + 3, k = plan->micro_per_pass;
     uint64_t piece = plan->out_elems < plan->slab_elems ? plan->out_elems : plan->slab_elems;
     uint64_t pieces = m->extent / piece + 2 * (uint64_t)m->n_block;
     uint64_t n = plan->layout.n_pass * (visits * (6 * k + 8) + 4 * k) + 4 * pieces;
+    for (uint32_t b = 0; b < m->n_block; b++)
+        n += fb_plan_at_home(plan, m, b) ? m->blocks[b].extent / FB_UPDATE_CHUNK + 2 : 0;
     return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
 }
 
@@ -230,7 +258,7 @@ static const size_t events[] = {
 #define AT(member) offsetof(fb_engine, member)
     AT(batch_ready), AT(embed_ready), AT(pass_done), AT(gradient_ready), AT(loss_ready), AT(acc_free[0]), AT(acc_free[1]),
     AT(table_free), AT(final_free), AT(out_free), AT(restored), AT(rows_kept), AT(staging_free[0]), AT(staging_free[1]),
-    AT(head.loaded), AT(head.used),
+    AT(head.loaded), AT(head.used), AT(state_read),
 #undef AT
 };
 
@@ -310,6 +338,7 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     e->k = e->d->kernels;
     e->m = o->state->manifest;
     e->trace = o->trace;
+    e->hooks = (fb_engine_hooks){ .during_step = nothing_during_step, .before_update_at_home = nothing_before_update };
     const fb_model_config *c = &e->m->cfg;
     e->shape = (fb_layer_shape){ c, o->act, e->k->attention_scratch(e->plan.t_max, c->n_head, c->head_dim) };
     e->n_slot = e->plan.layout.slots;

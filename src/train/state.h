@@ -54,6 +54,11 @@ bool fb_state_on_device(const fb_state *s, uint32_t block);
 fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err);
 fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err);
 
+/* Of a block that lives on the device: enqueues on FB_STREAM_D2H, and does not wait for, the downloads of n elements as they lie
+ * there: working weights, low halves (bfloat16; else NULL), moments.  To pinned memory. */
+fb_status fb_state_download(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, void *weights, int16_t *low, float *m,
+                            float *v, fb_error *err);
+
 /* Of a block that lives on the host: n master weights from element first, as exact float32; and back.  Any thread. */
 void fb_state_read(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, float *out);
 void fb_state_write(fb_state *s, uint32_t block, uint64_t first, uint64_t n, const float *in);
