@@ -458,13 +458,13 @@ bool fb_saver_is_busy(fb_saver *s)
 
 void fb_saver_wait(fb_saver *s)
 {
-    fb_error why; /* the save's end tells */
+    fb_error unused; /* the end of the save tells */
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
     while (s->busy)
         if (s->n_sent < s->n_device && s->n_free && !s->given_up)
-            (void)send_batch(s, s->n_device - s->n_sent, NULL, &why); /* part of no step, so untraced */
+            (void)send_batch(s, s->n_device - s->n_sent, NULL, &unused); /* untraced: part of no step */
         else
             pthread_cond_wait(&s->moved, &s->lock);
     pthread_mutex_unlock(&s->lock);

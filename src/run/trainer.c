@@ -453,8 +453,8 @@ static fb_status look_at_save(trainer *t, fb_error *err)
         return FB_OK;
     unsigned long long step = r.step;
     if (st != FB_OK && t->at.data_step < t->at.total_steps)
-        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint "
-                       "before with resume_from_checkpoint: true", why.msg, step);
+        return fb_fail(err, st == FB_DEVICE ? st : FB_IO, "%s; checkpoint-%llu was not saved and the run ends, %sgo on from the "
+                       "checkpoint before with resume_from_checkpoint: true", why.msg, step, st == FB_DEVICE ? "" : "make room and ");
     if (st != FB_OK)
         fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
     else

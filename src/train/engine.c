@@ -45,7 +45,8 @@ static fb_status run_visit(fb_engine *e, uint32_t v, fb_error *err)
  * in the head's visit of the last pass. */
 static uint32_t visits_left(const fb_engine *e, uint32_t v)
 {
-    uint32_t n = e->n_visit[1], head = 1 + e->m->cfg.n_layer, end = (e->n_pass - 1) * n + (e->o.clip ? n : head), done = e->pass * n + v + 1;
+    uint32_t n = e->n_visit[1], head = 1 + e->m->cfg.n_layer, done = e->pass * n + v + 1;
+    uint32_t end = (e->n_pass - 1) * n + (e->o.clip ? n : head);
     return done < end ? end - done : 0;
 }
 

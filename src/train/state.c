@@ -268,8 +268,8 @@ fb_status fb_state_download(const fb_state *s, uint32_t block, uint64_t first, u
         fb_plan_device_region region;
         void    *to;
         uint64_t size;
-    } parts[] = { { FB_DEV_HOME_WEIGHTS, weights, fb_dtype_size(s->act) }, { FB_DEV_HOME_M, m, sizeof *m }, { FB_DEV_HOME_V, v, sizeof *v },
-                  { FB_DEV_HOME_REMAINDERS, low, sizeof *low } };
+    } parts[] = { { FB_DEV_HOME_WEIGHTS, weights, fb_dtype_size(s->act) }, { FB_DEV_HOME_M, m, sizeof *m },
+                  { FB_DEV_HOME_V, v, sizeof *v }, { FB_DEV_HOME_REMAINDERS, low, sizeof *low } };
     for (size_t i = 0; i < FB_COUNT(parts) - !low; i++)
         FB_TRY(s->device->ops->download(s->device, FB_STREAM_D2H, parts[i].to, fb_state_device_at(s, parts[i].region, block, first),
                                         n * parts[i].size, err));

@@ -226,7 +226,8 @@ static void training_goes_on_while_a_slow_disk_writes(void **unused)
         world.slow = true;
         for (uint32_t i = 0; i < FB_COUNT(buffers) * FB_COUNT(placements); i++) {
             const char *const *place = placements[i / FB_COUNT(buffers)];
-            run_disturbed(&want, &(setting){ dtypes[k / 2], clips[k % 2], place[0], place[1], "backend=auto" }, buffers[i % FB_COUNT(buffers)], i);
+            run_disturbed(&want, &(setting){ dtypes[k / 2], clips[k % 2], place[0], place[1], "backend=auto" },
+                          buffers[i % FB_COUNT(buffers)], i);
         }
         world.slow = false;
         free(want.all);
@@ -420,7 +421,8 @@ static void downloads_may_come_late(void **unused)
         run_undisturbed(&want, dtypes[k / 2], clips[k % 2]);
         for (uint32_t i = 0; i < 6; i++) {
             char backend[64];
-            snprintf(backend, sizeof backend, i % 2 ? "backend=fault:delay=3000,seed=%u" : "backend=fault:slow=download:%u", 3 + 5 * i);
+            snprintf(backend, sizeof backend, i % 2 ? "backend=fault:delay=3000,seed=%u" : "backend=fault:slow=download:%u",
+                     3 + 5 * i);
             const char *const *place = placements[1 + i % 3];
             run_disturbed(&want, &(setting){ dtypes[k / 2], clips[k % 2], place[0], place[1], backend },
                           i % 3 ? (uint64_t)WHOLE : 2 * PIECE_BYTES, i);
@@ -429,8 +431,8 @@ static void downloads_may_come_late(void **unused)
     }
 }
 
-/* Whichever call fails, of the save's or of the step's: a step that failed says so, a save that failed leaves no folder, one that did
- * not is whole, and nobody hangs. */
+/* Whichever call fails, of the save's or of the step's: a step that failed says so, a save that failed leaves no folder, one that
+ * did not is whole, and nobody hangs. */
 static void a_device_that_fails_fails_the_save(void **unused)
 {
     (void)unused;

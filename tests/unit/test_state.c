@@ -120,8 +120,9 @@ static void a_load_is_the_file(void **unused)
         assert_int_equal(n_seen, m.n_weight);
         /* What is no parameter is still zero. */
         uint64_t zeros = 0;
+        const void *weights = s.component[FB_HOST_WEIGHTS].at;
         for (uint64_t k = 0; k < m.extent; k++)
-            zeros += x.act == FB_F32 ? ((uint32_t *)(void *)s.component[FB_HOST_WEIGHTS].at)[k] == 0 : ((uint16_t *)(void *)s.component[FB_HOST_WEIGHTS].at)[k] == 0;
+            zeros += x.act == FB_F32 ? ((const uint32_t *)weights)[k] == 0 : ((const uint16_t *)weights)[k] == 0;
         assert_int_equal(zeros, m.extent - m.n_weight);
         fb_state_deinit(&s);
         fb_shard_set_close(set);
