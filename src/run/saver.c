@@ -13,10 +13,20 @@
 #include "run/checkpoint_write.h"
 #include "run/export.h"
 
-/* Elements: what an update worker takes at a time (train/update.c), so that its copy is still in the cache when it updates. */
-enum { PIECE = 1 << 17, PIECE_BYTES = 12 * PIECE, POPULATED = 64 << 20, WRITER_NICE = 10 };
+enum { PIECE = FB_UPDATE_CHUNK, PIECE_BYTES = 12 * PIECE, POPULATED = 64 << 20, WRITER_NICE = 10 };
 
 typedef enum { PIECE_SAVED, PIECE_UNSAVED, PIECE_WRITING, PIECE_COPYING, PIECE_COPIED } piece_state;
+
+typedef struct device_piece {
+    uint32_t block;
+    uint64_t first;
+} device_piece;
+
+/* Pieces on their way from the device together. */
+typedef struct batch {
+    fb_saver *saver;
+    uint64_t  first, n; /* device pieces */
+} batch;
 
 struct fb_saver {
     fb_saver_options   o;
@@ -26,8 +36,11 @@ struct fb_saver {
     uint64_t          *first_piece; /* [n_block + 1] */
     uint8_t           *piece;       /* [pieces] piece_state */
     uint32_t          *slot;        /* [pieces] of one that is COPYING or COPIED */
-    unsigned char     *buffer;
-    uint64_t           buffer_size;
+    device_piece      *device_pieces; /* [n_device] in the writer's order */
+    uint64_t          *device_end;  /* [n_block] how many there are up to the block's last */
+    batch             *batches;     /* [n_device] the one that begins there */
+    uint64_t           n_device, n_sent; /* of the save in hand, so far */
+    fb_host_memory     buffer;      /* pinned, if there are device pieces */
     uint32_t          *free_slots, n_free;
 
     uint64_t           n_unsaved;   /* pieces that are not SAVED; also looked at without the lock */
@@ -71,6 +84,11 @@ static uint64_t length_of(const fb_saver *s, uint32_t block, uint64_t first)
     return left < PIECE ? left : PIECE;
 }
 
+static uint64_t piece_of(const fb_saver *s, uint32_t block, uint64_t first)
+{
+    return s->first_piece[block] + first / PIECE;
+}
+
 static fb_piece in_state(const fb_saver *s, uint32_t block, uint64_t first)
 {
     const fb_state *t = s->o.state;
@@ -82,7 +100,7 @@ static fb_piece in_state(const fb_saver *s, uint32_t block, uint64_t first)
 /* How a piece lies in its slot: four bytes an element for the master, whole or as two halves, and four for either moment. */
 static fb_piece in_buffer(const fb_saver *s, uint32_t slot, fb_dtype dtype)
 {
-    unsigned char *at = s->buffer + (uint64_t)slot * PIECE_BYTES;
+    unsigned char *at = s->buffer.at + (uint64_t)slot * PIECE_BYTES;
     return (fb_piece){ .dtype = dtype, .weights = at, .remainders = dtype == FB_BF16 ? (int16_t *)(void *)(at + 2 * PIECE) : NULL,
                        .m = (float *)(void *)(at + 4 * PIECE), .v = (float *)(void *)(at + 8 * PIECE) };
 }
@@ -98,16 +116,11 @@ static void copy_from_host(const fb_saver *s, uint32_t block, uint64_t first, ui
     memcpy((void *)to.v, from.v, n * sizeof *from.v);
 }
 
-static fb_status copy_from_device(const fb_saver *s, uint32_t block, uint64_t first, uint32_t slot, fb_error *err)
+static fb_status download(const fb_saver *s, uint32_t block, uint64_t first, uint32_t slot, fb_error *err)
 {
-    fb_status st = FB_OK;
-    fb_piece to = in_buffer(s, slot, FB_F32);
-    uint64_t n = length_of(s, block, first);
-    FB_TRY(fb_state_get(s->o.state, FB_HOST_WEIGHTS, block, first, n, (float *)to.weights, err));
-    FB_TRY(fb_state_get(s->o.state, FB_HOST_M, block, first, n, (float *)to.m, err));
-    FB_TRY(fb_state_get(s->o.state, FB_HOST_V, block, first, n, (float *)to.v, err));
-done:
-    return st;
+    fb_piece to = in_buffer(s, slot, s->o.state->act);
+    return fb_state_download(s->o.state, block, first, length_of(s, block, first), (void *)to.weights, (int16_t *)to.remainders,
+                             (float *)to.m, (float *)to.v, err);
 }
 
 /* The functions below are called with the lock held; those that work let it go meanwhile. */
@@ -128,16 +141,18 @@ static void give_slot(fb_saver *s, uint64_t piece)
     s->free_slots[s->n_free++] = s->slot[piece];
 }
 
-/* Waits until it can take a slot for a piece; the piece is then COPYING.  False: the save was given up. */
-static bool take_slot(fb_saver *s, uint64_t piece)
+static void take_slot(fb_saver *s, uint64_t piece)
 {
-    while (!s->n_free && !s->given_up)
-        pthread_cond_wait(&s->moved, &s->lock);
-    if (s->given_up)
-        return false;
     s->slot[piece] = s->free_slots[--s->n_free];
     move(s, piece, PIECE_COPYING);
-    return true;
+}
+
+static void give_up(fb_saver *s, fb_status st, const fb_error *err)
+{
+    s->given_up = true;
+    s->status = st;
+    s->error = *err;
+    pthread_cond_broadcast(&s->moved);
 }
 
 static void wait_for_disk(fb_saver *s)
@@ -152,9 +167,10 @@ static void wait_for_disk(fb_saver *s)
 /* Until the piece may be changed. */
 static void secure(fb_saver *s, uint32_t block, uint64_t first)
 {
-    uint64_t p = s->first_piece[block] + first / PIECE;
+    uint64_t p = piece_of(s, block, first);
     while (!s->given_up && s->piece[p] != PIECE_SAVED && s->piece[p] != PIECE_COPIED) {
-        if (s->piece[p] != PIECE_UNSAVED || !s->n_free) {
+        uint32_t kept = s->n_sent < s->n_device; /* a slot for the device */
+        if (s->piece[p] != PIECE_UNSAVED || s->n_free <= kept) {
             wait_for_disk(s);
             continue;
         }
@@ -166,7 +182,7 @@ static void secure(fb_saver *s, uint32_t block, uint64_t first)
     }
 }
 
-void fb_saver_before_update(void *ctx, uint32_t block, uint64_t first, uint64_t n)
+static void before_update(void *ctx, uint32_t block, uint64_t first, uint64_t n)
 {
     fb_saver *s = ctx;
     if (!__atomic_load_n(&s->n_unsaved, __ATOMIC_ACQUIRE))
@@ -177,23 +193,127 @@ void fb_saver_before_update(void *ctx, uint32_t block, uint64_t first, uint64_t 
     pthread_mutex_unlock(&s->lock);
 }
 
+/* ---- from the device ---- */
+
+static void land(const batch *b)
+{
+    fb_saver *s = b->saver;
+    for (uint64_t i = b->first; i < b->first + b->n; i++) {
+        uint64_t p = piece_of(s, s->device_pieces[i].block, s->device_pieces[i].first);
+        if (s->piece[p] == PIECE_COPYING) /* a call that failed may have called back, or not */
+            move(s, p, PIECE_COPIED);
+    }
+}
+
+static void batch_landed(void *arg, bool failed)
+{
+    const batch *b = arg;
+    fb_saver *s = b->saver;
+    fb_error why;
+    pthread_mutex_lock(&s->lock);
+    if (failed)
+        give_up(s, fb_fail(&why, FB_DEVICE, "checkpoint: the device failed before it had given its state"), &why);
+    land(b);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Without the lock, which batch_landed takes. */
+static fb_status enqueue(batch *b, fb_trace *trace, fb_error *err)
+{
+    fb_status st = FB_OK;
+    fb_saver *s = b->saver;
+    const device_piece *piece = &s->device_pieces[b->first];
+    const fb_device_ops *ops = s->o.state->device->ops;
+    FB_TRY(fb_trace_begin(trace, FB_STREAM_D2H, FB_LABEL(FETCH_STATE, piece->block, FB_NO_PART), b->n * PIECE_BYTES, err));
+    for (uint64_t i = 0; i < b->n; i++)
+        FB_TRY(download(s, piece[i].block, piece[i].first, s->slot[piece_of(s, piece[i].block, piece[i].first)], err));
+    FB_TRY(fb_trace_end(trace, FB_STREAM_D2H, err));
+    FB_TRY(ops->call(s->o.state->device, FB_STREAM_D2H, batch_landed, b, err));
+done:
+    return st;
+}
+
+/* The next n device pieces, as far as there are slots.  The engine's thread. */
+static fb_status send_batch(fb_saver *s, uint64_t n, fb_trace *trace, fb_error *err)
+{
+    batch *b = &s->batches[s->n_sent];
+    fb_device *d = s->o.state->device;
+    n = n < s->n_free ? n : s->n_free;
+    if (!n || s->given_up)
+        return FB_OK;
+    *b = (batch){ s, s->n_sent, n };
+    for (; s->n_sent < b->first + n; s->n_sent++)
+        take_slot(s, piece_of(s, s->device_pieces[s->n_sent].block, s->device_pieces[s->n_sent].first));
+    pthread_mutex_unlock(&s->lock);
+    fb_status st = enqueue(b, trace, err);
+    pthread_mutex_lock(&s->lock);
+    if (st == FB_OK)
+        return FB_OK;
+    give_up(s, st, err); /* first, since the stream may stand behind a worker that waits here */
+    pthread_mutex_unlock(&s->lock);
+    d->ops->sync(d, FB_STREAM_D2H, NULL); /* what was enqueued still writes to the slots */
+    pthread_mutex_lock(&s->lock);
+    land(b);
+    return st;
+}
+
+static bool any_copying(const fb_saver *s, uint64_t first, uint64_t end)
+{
+    return memchr(s->piece + first, PIECE_COPYING, end - first) != NULL;
+}
+
+static fb_status during_step(void *ctx, uint32_t n_left, fb_error *err)
+{
+    fb_saver *s = ctx;
+    if (!__atomic_load_n(&s->n_unsaved, __ATOMIC_ACQUIRE))
+        return FB_OK;
+    pthread_mutex_lock(&s->lock);
+    fb_status st = send_batch(s, (s->n_device - s->n_sent + n_left) / (n_left + 1), s->o.trace, err);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static fb_status before_update_at_home(void *ctx, uint32_t block, bool *read, fb_error *err)
+{
+    fb_saver *s = ctx;
+    fb_status st = FB_OK;
+    *read = false;
+    if (!__atomic_load_n(&s->n_unsaved, __ATOMIC_ACQUIRE))
+        return FB_OK;
+    pthread_mutex_lock(&s->lock);
+    while (st == FB_OK && s->n_sent < s->device_end[block] && !s->given_up) {
+        if (s->n_free)
+            st = send_batch(s, s->device_end[block] - s->n_sent, s->o.trace, err);
+        else
+            wait_for_disk(s);
+    }
+    *read = any_copying(s, s->first_piece[block], s->first_piece[block + 1]);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+fb_engine_hooks fb_saver_hooks(fb_saver *s)
+{
+    return (fb_engine_hooks){ s, before_update, during_step, before_update_at_home };
+}
+
 /* ---- the writer ---- */
 
 static fb_status write_piece(fb_saver *s, fb_checkpoint_writer *w, uint32_t block, uint64_t first, fb_error *err)
 {
-    uint64_t p = s->first_piece[block] + first / PIECE;
+    uint64_t p = piece_of(s, block, first);
     bool on_device = fb_state_on_device(s->o.state, block);
     pthread_mutex_lock(&s->lock);
     while (!s->given_up && (s->piece[p] == PIECE_COPYING || (on_device && s->piece[p] == PIECE_UNSAVED)))
         pthread_cond_wait(&s->moved, &s->lock);
-    if (s->given_up) { /* the device failed under fb_saver_begin */
+    if (s->given_up) { /* the device failed */
         fb_status st = s->status;
         *err = s->error;
         pthread_mutex_unlock(&s->lock);
         return st;
     }
     bool copied = s->piece[p] == PIECE_COPIED;
-    fb_piece from = copied ? in_buffer(s, s->slot[p], on_device ? FB_F32 : s->o.state->act) : in_state(s, block, first);
+    fb_piece from = copied ? in_buffer(s, s->slot[p], s->o.state->act) : in_state(s, block, first);
     if (!copied)
         move(s, p, PIECE_WRITING);
     pthread_mutex_unlock(&s->lock);
@@ -255,6 +375,7 @@ static void end_save(fb_saver *s, fb_status st, const fb_error *err)
             give_slot(s, p);
     memset(s->piece, PIECE_SAVED, s->first_piece[s->manifest->n_block]);
     __atomic_store_n(&s->n_unsaved, 0, __ATOMIC_RELEASE);
+    s->n_sent = s->n_device;
     s->status = st;
     s->error = st == FB_OK ? (fb_error){ 0 } : *err;
     s->busy = false;
@@ -265,19 +386,14 @@ static void end_save(fb_saver *s, fb_status st, const fb_error *err)
     pthread_cond_broadcast(&s->moved);
 }
 
-static bool any_copying(const fb_saver *s)
-{
-    return memchr(s->piece, PIECE_COPYING, s->first_piece[s->manifest->n_block]) != NULL;
-}
-
 /* The buffer takes its pages now and not in a save hours later, when the memory may be another's.  The kernel does it, since a
  * worker may be copying into it already; one that cannot (before Linux 5.14) leaves it to the first use. */
 static void populate(fb_saver *s)
 {
     bool stop = false;
-    for (uint64_t at = 0; at < s->buffer_size && !stop; at += POPULATED) {
-        uint64_t size = s->buffer_size - at < POPULATED ? s->buffer_size - at : POPULATED;
-        stop = madvise(s->buffer + at, size, MADV_POPULATE_WRITE) != 0;
+    for (uint64_t at = 0; at < s->buffer.size && !stop; at += POPULATED) {
+        uint64_t size = s->buffer.size - at < POPULATED ? s->buffer.size - at : POPULATED;
+        stop = madvise(s->buffer.at + at, size, MADV_POPULATE_WRITE) != 0;
         pthread_mutex_lock(&s->lock);
         stop |= s->stop;
         pthread_mutex_unlock(&s->lock);
@@ -301,11 +417,9 @@ static void *writer_main(void *arg)
         pthread_mutex_unlock(&s->lock);
         fb_status st = write_checkpoint(s, &err);
         pthread_mutex_lock(&s->lock);
-        if (st != FB_OK) {
-            s->given_up = true;
-            pthread_cond_broadcast(&s->moved);
-        }
-        while (any_copying(s))
+        if (st != FB_OK)
+            give_up(s, st, &err);
+        while (any_copying(s, 0, s->first_piece[s->manifest->n_block]))
             pthread_cond_wait(&s->moved, &s->lock);
         end_save(s, st, &err);
     }
@@ -315,39 +429,7 @@ static void *writer_main(void *arg)
 
 /* ---- the engine's side ---- */
 
-/* In the writer's order, so that it frees the slots that this waits for. */
-static fb_status copy_device_blocks(fb_saver *s, fb_error *err)
-{
-    fb_status st = FB_OK;
-    for (uint32_t i = 0; i < s->manifest->n_block; i++) {
-        uint32_t b = s->order[i];
-        if (!fb_state_on_device(s->o.state, b))
-            continue;
-        for (uint64_t at = 0; at < s->manifest->blocks[b].extent; at += PIECE) {
-            uint64_t p = s->first_piece[b] + at / PIECE;
-            pthread_mutex_lock(&s->lock);
-            bool taken = take_slot(s, p);
-            pthread_mutex_unlock(&s->lock);
-            if (!taken)
-                return FB_OK; /* the writer failed, and says so itself */
-            st = copy_from_device(s, b, at, s->slot[p], err);
-            pthread_mutex_lock(&s->lock);
-            move(s, p, PIECE_COPIED);
-            if (st != FB_OK) {
-                s->given_up = true;
-                s->status = st;
-                s->error = *err;
-            }
-            pthread_cond_broadcast(&s->moved);
-            pthread_mutex_unlock(&s->lock);
-            if (st != FB_OK)
-                return st;
-        }
-    }
-    return FB_OK;
-}
-
-fb_status fb_saver_begin(fb_saver *s, uint64_t step, char *trainer_state, fb_error *err)
+void fb_saver_begin(fb_saver *s, uint64_t step, char *trainer_state)
 {
     pthread_mutex_lock(&s->lock);
     assert(!s->busy);
@@ -355,6 +437,7 @@ fb_status fb_saver_begin(fb_saver *s, uint64_t step, char *trainer_state, fb_err
     for (uint64_t p = 0; p < n; p++)
         move(s, p, PIECE_UNSAVED);
     __atomic_store_n(&s->n_unsaved, n, __ATOMIC_RELEASE);
+    s->n_sent = 0;
     s->step = step;
     s->trainer_state = trainer_state;
     s->report = (fb_saver_report){ .step = step, .bytes = fb_checkpoint_size(s->manifest, s->o.save_dtype) };
@@ -363,7 +446,6 @@ fb_status fb_saver_begin(fb_saver *s, uint64_t step, char *trainer_state, fb_err
     s->given_up = s->untold = false;
     pthread_cond_broadcast(&s->moved);
     pthread_mutex_unlock(&s->lock);
-    return copy_device_blocks(s, err);
 }
 
 bool fb_saver_is_busy(fb_saver *s)
@@ -376,9 +458,15 @@ bool fb_saver_is_busy(fb_saver *s)
 
 void fb_saver_wait(fb_saver *s)
 {
+    fb_error unused; /* the end of the save tells */
+    if (!s)
+        return;
     pthread_mutex_lock(&s->lock);
     while (s->busy)
-        pthread_cond_wait(&s->moved, &s->lock);
+        if (s->n_sent < s->n_device && s->n_free && !s->given_up)
+            (void)send_batch(s, s->n_device - s->n_sent, NULL, &unused); /* untraced: part of no step */
+        else
+            pthread_cond_wait(&s->moved, &s->lock);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -397,6 +485,27 @@ bool fb_saver_ended(fb_saver *s, fb_saver_report *out, fb_status *st, fb_error *
 }
 
 /* ---- new, free ---- */
+
+static fb_status list_device_pieces(fb_saver *s, fb_error *err)
+{
+    const fb_manifest *m = s->manifest;
+    uint64_t n = 0;
+    for (uint32_t b = 0; b < m->n_block; b++)
+        n += fb_state_on_device(s->o.state, b) ? pieces_of(&m->blocks[b]) : 0;
+    s->device_pieces = calloc(n + 1, sizeof *s->device_pieces);
+    s->device_end = calloc(m->n_block, sizeof *s->device_end);
+    s->batches = calloc(n + 1, sizeof *s->batches);
+    if (!s->device_pieces || !s->device_end || !s->batches)
+        return fb_fail(err, FB_NOMEM, "saver: no memory for %llu pieces", (unsigned long long)n);
+    for (uint32_t i = 0; i < m->n_block; i++) {
+        uint32_t b = s->order[i];
+        for (uint64_t at = 0; at < m->blocks[b].extent && fb_state_on_device(s->o.state, b); at += PIECE)
+            s->device_pieces[s->n_device++] = (device_piece){ b, at };
+        s->device_end[b] = s->n_device;
+    }
+    s->n_sent = s->n_device;
+    return FB_OK;
+}
 
 fb_status fb_saver_new(fb_saver **out, const fb_saver_options *o, fb_error *err)
 {
@@ -424,15 +533,9 @@ fb_status fb_saver_new(fb_saver **out, const fb_saver_options *o, fb_error *err)
         s->order[b] = o->last_block_first ? m->n_block - 1 - b : b;
         s->first_piece[b + 1] = s->first_piece[b] + pieces_of(&m->blocks[b]);
     }
-    s->buffer_size = n_slot * PIECE_BYTES;
-    void *mem = mmap(NULL, s->buffer_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mem == MAP_FAILED) {
-        s->buffer_size = 0;
-        FB_TRY(fb_fail(err, FB_NOMEM, "saver: the system has no %.1f MiB for the save buffer; lower save_buffer",
-                       (double)(n_slot * PIECE_BYTES) / 0x1p20));
-    }
-    s->buffer = mem;
-    madvise(mem, s->buffer_size, MADV_HUGEPAGE); /* advice only */
+    FB_TRY(list_device_pieces(s, err));
+    FB_TRY(fb_host_memory_map(&s->buffer, n_slot * PIECE_BYTES, "the save buffer; lower save_buffer", s->n_device ? o->team : NULL,
+                              s->n_device ? o->state->device : NULL, err));
     for (; s->n_free < n_slot; s->n_free++)
         s->free_slots[s->n_free] = (uint32_t)(n_slot - 1 - s->n_free); /* the lowest first: what was touched is used again */
     if (pthread_create(&s->thread, NULL, writer_main, s) != 0)
@@ -449,6 +552,7 @@ void fb_saver_free(fb_saver *s)
 {
     if (!s)
         return;
+    fb_saver_wait(s);
     if (s->has_thread) {
         pthread_mutex_lock(&s->lock);
         s->stop = true;
@@ -456,8 +560,7 @@ void fb_saver_free(fb_saver *s)
         pthread_mutex_unlock(&s->lock);
         pthread_join(s->thread, NULL);
     }
-    if (s->buffer)
-        munmap(s->buffer, s->buffer_size);
+    fb_host_memory_unmap(&s->buffer);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->moved);
     free(s->output_dir);
@@ -467,5 +570,8 @@ void fb_saver_free(fb_saver *s)
     free(s->piece);
     free(s->slot);
     free(s->free_slots);
+    free(s->device_pieces);
+    free(s->device_end);
+    free(s->batches);
     free(s);
 }

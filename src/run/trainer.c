@@ -333,8 +333,10 @@ static fb_status set_up(trainer *t, fb_error *err)
     FB_TRY(fb_trainlog_open(&t->log, o->output_dir, t->at.data_step, err));
     FB_TRY(fb_saver_new(&t->saver, &(fb_saver_options){ .state = &t->session.state, .output_dir = o->output_dir,
         .model_dir = o->model_name_or_path, .save_dtype = t->save_dtype, .n_kept = o->save_total_limit,
-        .last_block_first = o->max_grad_norm == 0, .buffer_size = t->session.plan.host[FB_HOST_SAVE_BUFFER].size }, err));
-    fb_engine_before_update(t->session.engine, fb_saver_before_update, t->saver);
+        .last_block_first = o->max_grad_norm == 0, .buffer_size = t->session.plan.host[FB_HOST_SAVE_BUFFER].size,
+        .team = t->session.team, .trace = t->session.trace }, err));
+    fb_engine_hooks hooks = fb_saver_hooks(t->saver);
+    fb_engine_set_hooks(t->session.engine, &hooks);
 done:
     return st;
 }
@@ -451,8 +453,8 @@ static fb_status look_at_save(trainer *t, fb_error *err)
         return FB_OK;
     unsigned long long step = r.step;
     if (st != FB_OK && t->at.data_step < t->at.total_steps)
-        return fb_fail(err, FB_IO, "%s; checkpoint-%llu was not saved and the run ends, make room and go on from the checkpoint "
-                       "before with resume_from_checkpoint: true", why.msg, step);
+        return fb_fail(err, st == FB_DEVICE ? st : FB_IO, "%s; checkpoint-%llu was not saved and the run ends, %sgo on from the "
+                       "checkpoint before with resume_from_checkpoint: true", why.msg, step, st == FB_DEVICE ? "" : "make room and ");
     if (st != FB_OK)
         fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
     else
@@ -482,7 +484,7 @@ static fb_status save(trainer *t, fb_error *err)
     if (!state)
         FB_TRY(fb_fail(err, FB_NOMEM, "checkpoint: no memory for trainer_state.json"));
     FB_TRY(fb_trainlog_sync(&t->log, err));
-    FB_TRY(fb_saver_begin(t->saver, t->at.data_step, state, err));
+    fb_saver_begin(t->saver, t->at.data_step, state);
 done:
     return st;
 }
@@ -578,6 +580,7 @@ fb_status fb_train(fb_job *j, fb_error *err)
 done:
     fb_watchdog_stop(t.watchdog);
     fb_trainlog_close(&t.log);
+    fb_saver_wait(t.saver); /* which may wait for what only this thread sends from the device */
     fb_engine_free(t.session.engine); /* its workers may wait for the saver, which reads the state */
     t.session.engine = NULL;
     fb_saver_free(t.saver);

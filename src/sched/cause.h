@@ -5,7 +5,7 @@
 #define FB_CAUSE_MAP(X)                                                                                     \
     X(WEIGHTS, "weights")       /* a block's weights are on their way */                                    \
     X(GRADIENTS, "gradients")   /* no free accumulator, gradient buffer or slab; at the end, the last ones */ \
-    X(UPDATE, "update")         /* the host waits for a block's update before it sends the weights */       \
+    X(UPDATE, "update")         /* the host waits for one before it sends the weights; or it waits for a checkpoint */ \
     X(INPUTS, "block inputs")   /* on their way to or from the host */                                      \
     X(DATA, "data")             /* the batch, embedding rows */                                             \
     X(HOST, "host")             /* nothing was enqueued */

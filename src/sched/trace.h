@@ -24,17 +24,19 @@
     X(WAIT_GRADIENT, "wait for a gradient buffer", GRADIENTS)             \
     X(WAIT_INPUT, "wait for a block input", INPUTS)                       \
     X(WAIT_DATA, "wait for the batch", DATA)                              \
+    X(WAIT_SAVER, "wait for a checkpoint to have the state", UPDATE)      \
     X(SEND_WEIGHTS, "weights", COPY)    X(SEND_BATCH, "batch", COPY)      \
     X(SEND_ROWS, "embedding rows", COPY) X(SEND_INPUT, "block input", COPY) \
     X(SEND_ACC, "accumulator", COPY)    X(SEND_ROW_GRADIENTS, "row gradients", COPY) \
     X(FETCH_GRADIENT, "gradient", COPY) X(FETCH_INPUT, "block input", COPY) \
     X(FETCH_ACC, "accumulator", COPY)   X(FETCH_ROWS, "row gradients", COPY) \
-    X(FETCH_SUMS, "loss and norms", COPY)                                \
+    X(FETCH_SUMS, "loss and norms", COPY) X(FETCH_STATE, "state for a checkpoint", COPY) \
     X(UPDATE, "update", UPDATING)                                         \
     X(HOST_UPDATE, "wait for an update", UPDATE)                          \
     X(HOST_SLAB, "wait for a slab", GRADIENTS)                            \
     X(HOST_STAGING, "wait for a row buffer", DATA)                        \
     X(HOST_GATHER, "gather rows", DATA)                                   \
+    X(HOST_SAVER, "wait for room in the save buffer", UPDATE)             \
     X(HOST_END, "wait for the end of the step", GRADIENTS)
 
 #define FB_TRACE_ENUM(name, text, means) FB_TRACE_##name,

@@ -2,9 +2,9 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 /* ---- passes and steps ---- */
 
@@ -41,6 +41,15 @@ static fb_status run_visit(fb_engine *e, uint32_t v, fb_error *err)
     }
 }
 
+/* Visits that come before the first update of the step can, after visit v: with clipping updates begin when all are done, without it
+ * in the head's visit of the last pass. */
+static uint32_t visits_left(const fb_engine *e, uint32_t v)
+{
+    uint32_t n = e->n_visit[1], head = 1 + e->m->cfg.n_layer, done = e->pass * n + v + 1;
+    uint32_t end = (e->n_pass - 1) * n + (e->o.clip ? n : head);
+    return done < end ? end - done : 0;
+}
+
 static fb_status run_pass(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
@@ -58,6 +67,8 @@ static fb_status run_pass(fb_engine *e, fb_error *err)
     for (uint32_t v = 0; v < e->n_visit[e->backward]; v++) {
         FB_TRY(run_visit(e, v, err));
         FB_TRY(fb_engine_prefetch(e, v, err));
+        if (e->mode == MODE_TRAIN)
+            FB_TRY(e->hooks.during_step(e->hooks.ctx, visits_left(e, v), err));
         if (!e->o.overlap)
             FB_TRY(sync_all(e, err));
     }
@@ -197,9 +208,24 @@ void fb_engine_describe(const fb_engine *e, char *text, size_t size)
         fb_updater_describe(e->updater, text + at, size - at);
 }
 
-void fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx)
+void fb_engine_set_hooks(fb_engine *e, const fb_engine_hooks *h)
 {
-    fb_updater_set_before(e->updater, fn, ctx);
+    e->hooks = *h;
+    fb_updater_set_before(e->updater, h->before_update, h->ctx);
+}
+
+/* As long as nobody must see anything. */
+static fb_status nothing_during_step(void *ctx, uint32_t n_left, fb_error *err)
+{
+    (void)ctx, (void)n_left, (void)err;
+    return FB_OK;
+}
+
+static fb_status nothing_before_update(void *ctx, uint32_t block, bool *read, fb_error *err)
+{
+    (void)ctx, (void)block, (void)err;
+    *read = false;
+    return FB_OK;
 }
 
 fb_micro *fb_engine_micro(fb_engine *e, uint32_t i)
@@ -213,34 +239,57 @@ fb_rope_state *fb_engine_rope(fb_engine *e)
     return &e->rope_state;
 }
 
-/* A visit has a few spans of its own and a few a micro-batch; a gradient, a few a piece. */
+/* A visit has a few spans of its own and a few a micro-batch; a gradient, a few a piece; a block at home may be fetched for a
+ * checkpoint in pieces, and its update waits for that. */
 uint32_t fb_engine_trace_spans(const fb_plan *plan, const fb_manifest *m)
 {
     uint64_t visits = 2 * (uint64_t)m->cfg.n_layer + 3, k = plan->micro_per_pass;
     uint64_t piece = plan->out_elems < plan->slab_elems ? plan->out_elems : plan->slab_elems;
     uint64_t pieces = m->extent / piece + 2 * (uint64_t)m->n_block;
     uint64_t n = plan->layout.n_pass * (visits * (6 * k + 8) + 4 * k) + 4 * pieces;
+    for (uint32_t b = 0; b < m->n_block; b++)
+        n += fb_plan_at_home(plan, m, b) ? m->blocks[b].extent / FB_UPDATE_CHUNK + 2 : 0;
     return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
 }
 
 /* ---- new, free ---- */
 
+/* The engine's own events; the slots' follow them. */
+static const size_t events[] = {
+#define AT(member) offsetof(fb_engine, member)
+    AT(batch_ready), AT(embed_ready), AT(pass_done), AT(gradient_ready), AT(loss_ready), AT(acc_free[0]), AT(acc_free[1]),
+    AT(table_free), AT(final_free), AT(out_free), AT(restored), AT(rows_kept), AT(staging_free[0]), AT(staging_free[1]),
+    AT(head.loaded), AT(head.used), AT(state_read),
+#undef AT
+};
+
+static size_t n_event(const fb_engine *e)
+{
+    return FB_COUNT(events) + (e->device_slots ? 2 * (size_t)e->n_slot : 0);
+}
+
+static fb_event **event_at(fb_engine *e, size_t i)
+{
+    if (i < FB_COUNT(events))
+        return (fb_event **)(void *)((unsigned char *)e + events[i]);
+    device_slot *slot = &e->device_slots[(i - FB_COUNT(events)) / 2];
+    return (i - FB_COUNT(events)) % 2 ? &slot->used : &slot->loaded;
+}
+
 static fb_status new_events(fb_engine *e, fb_error *err)
 {
     fb_status st = FB_OK;
-    fb_event **const all[] = {
-        &e->batch_ready, &e->embed_ready, &e->pass_done, &e->gradient_ready, &e->loss_ready, &e->acc_free[0],
-        &e->acc_free[1], &e->table_free, &e->final_free, &e->out_free, &e->restored, &e->rows_kept, &e->staging_free[0],
-        &e->staging_free[1], &e->head.loaded, &e->head.used,
-    };
-    for (size_t i = 0; i < FB_COUNT(all); i++)
-        FB_TRY(e->ops->event_new(e->d, all[i], err));
-    for (uint32_t i = 0; i < e->n_slot; i++) {
-        FB_TRY(e->ops->event_new(e->d, &e->device_slots[i].loaded, err));
-        FB_TRY(e->ops->event_new(e->d, &e->device_slots[i].used, err));
-    }
+    for (size_t i = 0; i < n_event(e); i++)
+        FB_TRY(e->ops->event_new(e->d, event_at(e, i), err));
 done:
     return st;
+}
+
+static void free_events(fb_engine *e)
+{
+    for (size_t i = 0; i < n_event(e); i++)
+        if (*event_at(e, i))
+            e->ops->event_free(e->d, *event_at(e, i));
 }
 
 static fb_status new_host_buffers(fb_engine *e, fb_error *err)
@@ -256,12 +305,8 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
     }
     uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double), staging = p->host[FB_HOST_STAGING].size;
     uint64_t size = staging + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + saved + rows + sums;
-    void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mem == MAP_FAILED)
-        return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for the batch", (double)size / 0x1p20);
-    unsigned char *at = e->host = mem;
-    e->host_size = size;
-    FB_TRY(e->ops->pin(e->d, mem, size, err));
+    FB_TRY(fb_host_memory_map(&e->host, size, "the batch", NULL, e->d, err));
+    unsigned char *at = e->host.at;
     for (int i = 0; i < N_STAGING; i++, at += staging / N_STAGING)
         e->staging[i] = at;
     e->meta = at, at += e->o.n_micro * p->meta_size;
@@ -294,6 +339,7 @@ fb_status fb_engine_new(fb_engine **out, const fb_engine_options *o, fb_error *e
     e->k = e->d->kernels;
     e->m = o->state->manifest;
     e->trace = o->trace;
+    e->hooks = (fb_engine_hooks){ .during_step = nothing_during_step, .before_update_at_home = nothing_before_update };
     const fb_model_config *c = &e->m->cfg;
     e->shape = (fb_layer_shape){ c, o->act, e->k->attention_scratch(e->plan.t_max, c->n_head, c->head_dim) };
     e->n_slot = e->plan.layout.slots;
@@ -342,25 +388,10 @@ void fb_engine_free(fb_engine *e)
         return;
     sync_all(e, NULL); /* nothing may still run that uses what is freed below */
     fb_updater_free(e->updater);
-    fb_event *const all[] = {
-        e->batch_ready, e->embed_ready, e->pass_done, e->gradient_ready, e->loss_ready, e->acc_free[0], e->acc_free[1],
-        e->table_free, e->final_free, e->out_free, e->restored, e->rows_kept, e->staging_free[0], e->staging_free[1], e->head.loaded, e->head.used,
-    };
-    for (size_t i = 0; i < FB_COUNT(all); i++)
-        if (all[i])
-            e->ops->event_free(e->d, all[i]);
-    for (uint32_t i = 0; e->device_slots && i < e->n_slot; i++) {
-        if (e->device_slots[i].loaded)
-            e->ops->event_free(e->d, e->device_slots[i].loaded);
-        if (e->device_slots[i].used)
-            e->ops->event_free(e->d, e->device_slots[i].used);
-    }
+    free_events(e);
     fb_inputs_deinit(&e->inputs);
     fb_pool_deinit(&e->slabs);
-    if (e->host) {
-        e->ops->unpin(e->d, e->host);
-        munmap(e->host, e->host_size);
-    }
+    fb_host_memory_unmap(&e->host);
     free(e->slots);
     free(e->device_slots);
     free(e->layer_state);

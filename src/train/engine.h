@@ -15,8 +15,20 @@
 #include "sched/trace.h"
 #include "train/micro.h"
 #include "train/state.h"
+#include "train/update.h"
 
 typedef struct fb_engine fb_engine;
+
+/* Who must see the state before a step changes it: the saver. */
+typedef struct fb_engine_hooks {
+    void *ctx;
+    fb_before_update before_update; /* blocks on the host: train/update.h; any thread */
+    /* Blocks at home on the device; the engine's thread.  A visit of a training step was enqueued, and n_left more come before the
+     * first update can. */
+    fb_status (*during_step)(void *ctx, uint32_t n_left, fb_error *err);
+    /* *read: FB_STREAM_D2H has been given reads of the block, which its update must wait for. */
+    fb_status (*before_update_at_home)(void *ctx, uint32_t block, bool *read, fb_error *err);
+} fb_engine_hooks;
 
 typedef struct fb_engine_options {
     const fb_plan    *plan;      /* copied */
@@ -65,8 +77,8 @@ fb_status fb_engine_logits(fb_engine *e, uint32_t cache_row, float *out, fb_erro
 
 /* Waits for every update: the state may be read and written. */
 void           fb_engine_settle(fb_engine *e);
-/* fn is called before an update changes elements of a block on the host, by the thread that is to change them (train/update.h). */
-void           fb_engine_before_update(fb_engine *e, void (*fn)(void *ctx, uint32_t block, uint64_t first, uint64_t n), void *ctx);
+/* Of an engine that trains; the engine is settled. */
+void           fb_engine_set_hooks(fb_engine *e, const fb_engine_hooks *h);
 /* Weights were written from outside: nothing on the device is valid. */
 void           fb_engine_forget(fb_engine *e);
 fb_rope_state *fb_engine_rope(fb_engine *e);

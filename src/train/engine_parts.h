@@ -55,8 +55,7 @@ struct fb_engine {
     const fb_manifest *m;
     fb_layer_shape    shape;
     unsigned char    *arena;        /* device; not ours */
-    unsigned char    *host;         /* pinned: staging, batch, rope, slabs, sums */
-    uint64_t          host_size;
+    fb_host_memory    host;         /* pinned: staging, batch, rope, slabs, sums */
 
     fb_visit         *visits[2];    /* with and without backward */
     uint32_t          n_visit[2];
@@ -82,10 +81,11 @@ struct fb_engine {
     leaving           leaving;
     bool              loss_finite;  /* written by the d2h stream before any landing of the step */
     fb_updater       *updater;
+    fb_engine_hooks   hooks;
     fb_adamw          adamw;        /* of the step in hand */
 
     fb_event *batch_ready, *embed_ready, *pass_done, *gradient_ready, *loss_ready;
-    fb_event *acc_free[N_ACC_MAX], *table_free, *final_free, *out_free, *restored, *rows_kept;
+    fb_event *acc_free[N_ACC_MAX], *table_free, *final_free, *out_free, *restored, *rows_kept, *state_read;
 
     /* of the call in hand */
     engine_mode       mode;

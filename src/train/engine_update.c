@@ -1,6 +1,20 @@
 /* engine_update.c - updates of the blocks that live on the device: no gradient travels, and no weight. */
 #include "train/engine_parts.h"
 
+/* A checkpoint has what it wants of the block, or the compute stream waits until it has. */
+static fb_status let_it_be_read(fb_engine *e, uint32_t block, fb_error *err)
+{
+    bool read;
+    double since = fb_trace_now(e->trace);
+    fb_activity_wait(e->o.activity, FB_WAIT_SAVER, 0);
+    fb_status st = e->hooks.before_update_at_home(e->hooks.ctx, block, &read, err);
+    fb_activity_wait(e->o.activity, FB_WAIT_NOTHING, 0);
+    fb_trace_host(e->trace, FB_LABEL(HOST_SAVER, block, FB_NO_PART), since);
+    if (st != FB_OK || !read)
+        return st;
+    return fb_engine_compute_after(e, FB_LABEL(WAIT_SAVER, block, FB_NO_PART), FB_STREAM_D2H, e->state_read, err);
+}
+
 /* The gradient: rounded, where it waits for the norm; else the accumulator, rounded on the way in. */
 static const void *gradient_of(const fb_engine *e, uint32_t block, uint64_t first, fb_dtype *dtype)
 {
@@ -17,6 +31,7 @@ fb_status fb_engine_update_at_home(fb_engine *e, uint32_t block, const double *g
     fb_status st = FB_OK;
     const fb_state *s = e->o.state;
     const fb_decay *decay = fb_updater_decay(e->updater);
+    FB_TRY(let_it_be_read(e, block, err));
     FB_TRY(fb_trace_begin(e->trace, FB_STREAM_COMPUTE, FB_LABEL(UPDATE_AT_HOME, block, FB_NO_PART), 0, err));
     for (uint32_t r = decay->first[block]; r < decay->first[block + 1]; r++) {
         const fb_decay_range *d = &decay->ranges[r];

@@ -8,8 +8,7 @@
 #include "base/random.h"
 #include "optim/adamw.h"
 
-static const uint64_t HUGE_PAGE = 2u << 20;
-enum { CHUNK = 1 << 18 }; /* elements a task converts or touches */
+enum { CHUNK = 1 << 18 }; /* elements a task converts */
 
 static uint64_t element_size(const fb_state *s, fb_plan_host_region c)
 {
@@ -37,44 +36,21 @@ void *fb_state_device_at(const fb_state *s, fb_plan_device_region region, uint32
 
 void *fb_state_at(const fb_state *s, fb_plan_host_region component, uint32_t block, uint64_t first)
 {
-    assert(s->component[component] && !fb_state_on_device(s, block));
-    return (unsigned char *)s->component[component] + (s->base[block] + first) * element_size(s, component);
+    assert(s->component[component].at && !fb_state_on_device(s, block));
+    return s->component[component].at + (s->base[block] + first) * element_size(s, component);
 }
 
 /* ---- mapping ---- */
 
-typedef struct touch {
-    unsigned char *base;
-    uint64_t       size;
-} touch;
-
-static void touch_pages(void *ctx, uint64_t task, uint32_t worker)
-{
-    (void)worker;
-    touch *t = ctx;
-    uint64_t end = (task + 1) * HUGE_PAGE < t->size ? (task + 1) * HUGE_PAGE : t->size;
-    for (uint64_t at = task * HUGE_PAGE; at < end; at += 4096)
-        *(volatile unsigned char *)(t->base + at) = 0;
-}
-
 static fb_status map(fb_state *s, fb_plan_host_region c, const fb_region *region, fb_team *team, fb_error *err)
 {
     uint64_t size = region->size;
+    bool travels = c == FB_HOST_WEIGHTS || c == FB_HOST_GRADIENTS || c == FB_HOST_ACCUMULATORS;
     if (!size)
         return FB_OK;
     if (s->plan.host_aliased)
         size = s->base[s->manifest->n_block] * element_size(s, c);
-    size = (size + 4095) / 4096 * 4096;
-    void *mem = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mem == MAP_FAILED)
-        return fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for %s", (double)size / 0x1p20, region->name);
-    s->component[c] = mem;
-    s->mapped[c] = size;
-    madvise(mem, size, MADV_HUGEPAGE); /* advice only */
-    fb_team_run(team, (size + HUGE_PAGE - 1) / HUGE_PAGE, touch_pages, &(touch){ mem, size });
-    if (c == FB_HOST_WEIGHTS || c == FB_HOST_GRADIENTS || c == FB_HOST_ACCUMULATORS)
-        return s->device->ops->pin(s->device, mem, size, err);
-    return FB_OK;
+    return fb_host_memory_map(&s->component[c], size, region->name, team, travels ? s->device : NULL, err);
 }
 
 /* Embedding and last block keep their own places. */
@@ -109,12 +85,7 @@ static fb_status lay_out_home(fb_state *s, fb_error *err)
     FB_TRY(ops->sync(s->device, FB_STREAM_COMPUTE, err));
     if (!window)
         return FB_OK;
-    void *mem = mmap(NULL, window, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mem == MAP_FAILED)
-        FB_TRY(fb_fail(err, FB_NOMEM, "host memory: the system has no %.1f MiB for %s", (double)window / 0x1p20,
-                       s->plan.host[FB_HOST_WINDOW].name));
-    s->window = mem;
-    FB_TRY(ops->pin(s->device, mem, window, err));
+    FB_TRY(fb_host_memory_map(&s->window, window, s->plan.host[FB_HOST_WINDOW].name, NULL, s->device, err));
 done:
     return st;
 }
@@ -144,17 +115,9 @@ void fb_state_deinit(fb_state *s)
 {
     for (int stream = 0; s->device && stream < FB_STREAM_COUNT; stream++) /* copies that were under way when something failed */
         (void)s->device->ops->sync(s->device, (fb_stream)stream, NULL);
-    for (int c = 0; c < FB_HOST_COUNT; c++) {
-        if (!s->component[c])
-            continue;
-        if (c == FB_HOST_WEIGHTS || c == FB_HOST_GRADIENTS || c == FB_HOST_ACCUMULATORS)
-            s->device->ops->unpin(s->device, s->component[c]);
-        munmap(s->component[c], s->mapped[c]);
-    }
-    if (s->window) {
-        s->device->ops->unpin(s->device, s->window);
-        munmap(s->window, s->plan.host[FB_HOST_WINDOW].size);
-    }
+    for (int c = 0; c < FB_HOST_COUNT; c++)
+        fb_host_memory_unmap(&s->component[c]);
+    fb_host_memory_unmap(&s->window);
     for (int own = 0; own < 3; own++)
         free(s->owned[own]);
     free(s->base);
@@ -173,13 +136,13 @@ typedef struct masters {
 static masters masters_on_host(const fb_state *s, uint32_t block, uint64_t first)
 {
     return (masters){ s->act, fb_state_at(s, FB_HOST_WEIGHTS, block, first),
-                      s->component[FB_HOST_REMAINDERS] ? fb_state_at(s, FB_HOST_REMAINDERS, block, first) : NULL };
+                      s->component[FB_HOST_REMAINDERS].at ? fb_state_at(s, FB_HOST_REMAINDERS, block, first) : NULL };
 }
 
 static masters masters_in_window(const fb_state *s)
 {
     bool split = s->plan.device[FB_DEV_HOME_REMAINDERS].size > 0;
-    return (masters){ s->act, s->window, split ? (int16_t *)(void *)(s->window + 2 * FB_WINDOW_ELEMS) : NULL };
+    return (masters){ s->act, s->window.at, split ? (int16_t *)(void *)(s->window.at + 2 * FB_WINDOW_ELEMS) : NULL };
 }
 
 static void masters_read(const masters *at, uint64_t n, float *out)
@@ -233,7 +196,7 @@ static fb_status move(const fb_state *s, direction way, fb_plan_host_region part
         fb_plan_device_region region;
         void    *host;
         uint64_t size;
-    } what[2] = { { part == FB_HOST_M ? FB_DEV_HOME_M : FB_DEV_HOME_V, s->window, sizeof(float) } };
+    } what[2] = { { part == FB_HOST_M ? FB_DEV_HOME_M : FB_DEV_HOME_V, s->window.at, sizeof(float) } };
     int n_what = 1;
     if (part == FB_HOST_WEIGHTS) {
         what[0].region = FB_DEV_HOME_WEIGHTS, what[0].size = fb_dtype_size(s->act);
@@ -268,7 +231,7 @@ fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t blo
         if (part == FB_HOST_WEIGHTS)
             masters_read(&at, k, out + i);
         else
-            memcpy(out + i, s->window, k * sizeof *out);
+            memcpy(out + i, s->window.at, k * sizeof *out);
     }
 done:
     return st;
@@ -290,9 +253,26 @@ fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, ui
         if (part == FB_HOST_WEIGHTS)
             masters_write(&at, 0, k, in + i);
         else
-            memcpy(s->window, in + i, k * sizeof *in);
+            memcpy(s->window.at, in + i, k * sizeof *in);
         FB_TRY(move(s, TO_DEVICE, part, block, first + i, k, err));
     }
+done:
+    return st;
+}
+
+fb_status fb_state_download(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, void *weights, int16_t *low, float *m,
+                            float *v, fb_error *err)
+{
+    fb_status st = FB_OK;
+    const struct {
+        fb_plan_device_region region;
+        void    *to;
+        uint64_t size;
+    } parts[] = { { FB_DEV_HOME_WEIGHTS, weights, fb_dtype_size(s->act) }, { FB_DEV_HOME_M, m, sizeof *m },
+                  { FB_DEV_HOME_V, v, sizeof *v }, { FB_DEV_HOME_REMAINDERS, low, sizeof *low } };
+    for (size_t i = 0; i < FB_COUNT(parts) - !low; i++)
+        FB_TRY(s->device->ops->download(s->device, FB_STREAM_D2H, parts[i].to, fb_state_device_at(s, parts[i].region, block, first),
+                                        n * parts[i].size, err));
 done:
     return st;
 }

@@ -10,11 +10,10 @@
 
 #include <signal.h>
 
-#include "base/thread.h"
-#include "device/device.h"
 #include "io/shard.h"
 #include "model/manifest.h"
 #include "plan/plan.h"
+#include "train/host_memory.h"
 
 typedef struct fb_state {
     const fb_manifest *manifest;
@@ -23,9 +22,8 @@ typedef struct fb_state {
     unsigned char     *arena;                     /* device; not ours */
     uint64_t          *base;                      /* [n_block + 1] elements; blocks that are not on the host take none */
     uint64_t          *owned[3];                  /* by fb_own: [n_block + 1] elements on the device, likewise */
-    unsigned char     *window;                    /* pinned: where elements of blocks on the device are read and written */
-    void              *component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; NULL: not wanted */
-    uint64_t           mapped[FB_HOST_COUNT];
+    fb_host_memory     window;                    /* pinned: where elements of blocks on the device are read and written */
+    fb_host_memory     component[FB_HOST_COUNT];  /* WEIGHTS .. ACCUMULATORS; not mapped: not wanted */
     fb_device         *device;                    /* that the mappings are pinned for */
     const volatile sig_atomic_t *stop;            /* not zero: loading ends with FB_STOPPED; NULL: never */
 } fb_state;
@@ -55,6 +53,11 @@ bool fb_state_on_device(const fb_state *s, uint32_t block);
  * back.  The state is settled, and the thread is the one that calls the device. */
 fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err);
 fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err);
+
+/* Of a block that lives on the device: enqueues on FB_STREAM_D2H, and does not wait for, the downloads of n elements as they lie
+ * there: working weights, low halves (bfloat16; else NULL), moments.  To pinned memory. */
+fb_status fb_state_download(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, void *weights, int16_t *low, float *m,
+                            float *v, fb_error *err);
 
 /* Of a block that lives on the host: n master weights from element first, as exact float32; and back.  Any thread. */
 void fb_state_read(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, float *out);

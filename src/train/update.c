@@ -7,8 +7,6 @@
 
 #include "sched/block.h"
 
-enum { CHUNK = 1 << 17 }; /* elements: large against the lock, small against a block */
-
 typedef struct job {
     uint32_t       block;
     uint64_t       first, n, taken, done;
@@ -102,7 +100,7 @@ static void *worker_main(void *arg)
             pthread_cond_wait(&u->work, &u->lock);
             continue;
         }
-        uint64_t first = j->first + j->taken, n = j->n - j->taken < CHUNK ? j->n - j->taken : CHUNK;
+        uint64_t first = j->first + j->taken, n = j->n - j->taken < FB_UPDATE_CHUNK ? j->n - j->taken : FB_UPDATE_CHUNK;
         j->taken += n;
         if (u->block_state[j->block] != FB_STATE_UPDATING)
             fb_host_block_move(&u->block_state[j->block], FB_STATE_UPDATING);

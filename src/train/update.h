@@ -17,6 +17,10 @@
 
 typedef struct fb_updater fb_updater;
 
+/* Elements a worker takes at a time: large against the lock, small against a block.  A checkpoint takes as many, so that what it
+ * copies is still in the cache when the worker updates it. */
+enum { FB_UPDATE_CHUNK = 1 << 17 };
+
 /* slabs: given back when a job that came in one is done; may be NULL. */
 fb_status fb_updater_new(fb_updater **out, fb_state *state, fb_pool *slabs, uint32_t n_thread, fb_error *err);
 void      fb_updater_free(fb_updater *u); /* waits for the jobs in hand; NULL is fine */

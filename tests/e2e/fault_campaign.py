@@ -27,7 +27,8 @@ KILLED = -9
 RUNS = [dict(compute_dtype="float32", save_dtype="float32"), dict(compute_dtype="bfloat16", save_dtype="bfloat16"),
         dict(compute_dtype="bfloat16", save_dtype="float32", max_grad_norm="0"),
         dict(compute_dtype="bfloat16", save_dtype="bfloat16", placement="layers:1", passes=2, activations="host",
-             accumulators="host")]
+             accumulators="host"),
+        dict(compute_dtype="bfloat16", save_dtype="bfloat16", placement="resident", max_grad_norm="0", save_buffer="0")]
 RESUMED = len(RUNS)     # one more: the second of these, gone on with from checkpoint-2 and checkpoint-4
 RUNS.append(RUNS[1])
 VARIES = {"trainer_state.json", "manifest.json"}        # they hold the time that a run took

@@ -2,8 +2,8 @@
 stopped.   kill_campaign.py [MOMENTS [SEED]]   ($FOREBAY names the command)
 
 About half of the moments are chosen inside a save: as soon as a half-written checkpoint is seen, and a random while later.  Every
-start after a kill must go on from the newest checkpoint there is, and find no fault with any; slots, threads, buffer and save
-interval differ from start to start."""
+start after a kill must go on from the newest checkpoint there is, and find no fault with any; placement, slots, threads, buffer and
+save interval differ from start to start."""
 import json
 import random
 import subprocess
@@ -106,7 +106,8 @@ class Campaign:
             expected = newest(out)
             config = self.config(out, KINDS[index], resume_from_checkpoint=True, save_steps=rng.choice([1, 2, 3, 4]),
                                  slots=rng.choice([2, 3, "all"]), update_threads=rng.choice([1, 2, 3]),
-                                 save_buffer=rng.choice(["auto", "0", "2MiB"]))
+                                 save_buffer=rng.choice(["auto", "0", "2MiB"]),
+                                 placement=rng.choice(["stream", "layers:2", "resident"]))
             process = start(config)
             if killed < n_kill:
                 wait_for_moment(process, out, rng, rng.random() < 0.6, seconds)

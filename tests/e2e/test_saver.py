@@ -177,7 +177,9 @@ def test_touched_data_are_the_same_data(stopped, finished, kind):
 
 @pytest.mark.parametrize("more", [dict(slots="all", compute_threads=1, save_steps=3),
                                   dict(slots=2, update_threads=3, save_buffer="0"),
-                                  dict(recompute="full", overlap=False, save_buffer="2MiB", save_total_limit=1)], ids=str)
+                                  dict(recompute="full", overlap=False, save_buffer="2MiB", save_total_limit=1),
+                                  dict(placement="resident", save_buffer="0", save_steps=1),
+                                  dict(placement="layers:1", passes=2, save_buffer="2MiB", save_steps=2)], ids=str)
 def test_how_it_runs_may_change(more, stopped, finished, kind):
     result = resume(stopped, kind, **more)
     assert result.code == 0, result.err

@@ -153,9 +153,9 @@ static void the_seed_decides_and_the_team_does_not(void **unused)
     fill(&s[1], &m[1], &p, d, FB_BF16, 3, 7);
     fill(&s[2], &m[2], &p, d, FB_BF16, 1, 8);
     uint64_t size = p.host[FB_HOST_WEIGHTS].size;
-    assert_memory_equal(s[0].component[FB_HOST_WEIGHTS], s[1].component[FB_HOST_WEIGHTS], size);
-    assert_memory_equal(s[0].component[FB_HOST_REMAINDERS], s[1].component[FB_HOST_REMAINDERS], size);
-    assert_true(memcmp(s[0].component[FB_HOST_WEIGHTS], s[2].component[FB_HOST_WEIGHTS], size) != 0);
+    assert_memory_equal(s[0].component[FB_HOST_WEIGHTS].at, s[1].component[FB_HOST_WEIGHTS].at, size);
+    assert_memory_equal(s[0].component[FB_HOST_REMAINDERS].at, s[1].component[FB_HOST_REMAINDERS].at, size);
+    assert_true(memcmp(s[0].component[FB_HOST_WEIGHTS].at, s[2].component[FB_HOST_WEIGHTS].at, size) != 0);
     /* Two matrices of one shape differ, too. */
     assert_true(memcmp(fb_state_at(&s[0], FB_HOST_WEIGHTS, 1, 0), fb_state_at(&s[0], FB_HOST_WEIGHTS, 2, 0),
                        m[0].blocks[1].extent * 2) != 0);

@@ -59,15 +59,15 @@ static void maps_what_the_plan_sizes(void **unused)
         fb_state s;
         make_state(&s, &m, &p, &x);
         for (fb_plan_host_region c = FB_HOST_WEIGHTS; c <= FB_HOST_ACCUMULATORS; c++) {
-            assert_int_equal(s.component[c] != NULL, p.host[c].size != 0);
-            if (!s.component[c])
+            assert_int_equal(s.component[c].at != NULL, p.host[c].size != 0);
+            if (!s.component[c].at)
                 continue;
-            assert_true(s.mapped[c] >= p.host[c].size && s.mapped[c] < p.host[c].size + 4096);
-            assert_ptr_equal(fb_state_at(&s, c, 0, 0), s.component[c]);
+            assert_true(s.component[c].size >= p.host[c].size && s.component[c].size < p.host[c].size + 4096);
+            assert_ptr_equal(fb_state_at(&s, c, 0, 0), s.component[c].at);
             assert_ptr_equal((unsigned char *)fb_state_at(&s, c, m.n_block - 1, m.blocks[m.n_block - 1].extent),
-                             (unsigned char *)s.component[c] + p.host[c].size); /* the blocks fill it exactly */
+                             s.component[c].at + p.host[c].size); /* the blocks fill it exactly */
             for (uint64_t i = 0; i < p.host[c].size; i++)
-                assert_int_equal(((unsigned char *)s.component[c])[i], 0);
+                assert_int_equal(s.component[c].at[i], 0);
         }
         assert_int_equal(s.base[m.n_block], m.extent);
         fb_state_deinit(&s);
@@ -120,8 +120,9 @@ static void a_load_is_the_file(void **unused)
         assert_int_equal(n_seen, m.n_weight);
         /* What is no parameter is still zero. */
         uint64_t zeros = 0;
+        const void *weights = s.component[FB_HOST_WEIGHTS].at;
         for (uint64_t k = 0; k < m.extent; k++)
-            zeros += x.act == FB_F32 ? ((uint32_t *)s.component[FB_HOST_WEIGHTS])[k] == 0 : ((uint16_t *)s.component[FB_HOST_WEIGHTS])[k] == 0;
+            zeros += x.act == FB_F32 ? ((const uint32_t *)weights)[k] == 0 : ((const uint16_t *)weights)[k] == 0;
         assert_int_equal(zeros, m.extent - m.n_weight);
         fb_state_deinit(&s);
         fb_shard_set_close(set);
@@ -143,8 +144,8 @@ static void forward_only_has_the_same_working_weights(void **unused)
         assert_int_equal(fb_state_load(&s[train], set, team, NULL), FB_OK);
         fb_shard_set_close(set);
     }
-    assert_memory_equal(s[0].component[FB_HOST_WEIGHTS], s[1].component[FB_HOST_WEIGHTS], 2 * m[0].extent);
-    assert_null(s[0].component[FB_HOST_REMAINDERS]);
+    assert_memory_equal(s[0].component[FB_HOST_WEIGHTS].at, s[1].component[FB_HOST_WEIGHTS].at, 2 * m[0].extent);
+    assert_null(s[0].component[FB_HOST_REMAINDERS].at);
     for (int train = 0; train < 2; train++) {
         fb_state_deinit(&s[train]);
         fb_manifest_free(&m[train]);
