@@ -158,7 +158,8 @@ fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, co
     fb_plan_request r = { .manifest = m, .act = act, .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len, .unified = cpu,
         .logits_size = cpu ? FB_CPU_LOGITS_SIZE : FB_CUDA_LOGITS_SIZE, .meta_size = fb_micro_size,
         .attention_scratch = cpu ? fb_cpu_attention_scratch : fb_cuda_planned_attention,
-        .runtime_bytes = FB_RUNTIME_BYTES + (cpu ? (uint64_t)machine->cores * FB_CPU_SCRATCH_SIZE : 0) };
+        .runtime_bytes = FB_RUNTIME_BYTES + (cpu ? (uint64_t)machine->cores * FB_CPU_SCRATCH_SIZE
+                                                 : FB_DRIVER_BYTES + FB_DRIVER_LATER_BYTES) };
     uint64_t device = hbm ? hbm : o->hbm_budget ? o->hbm_budget : machine->memory;
     r.hbm_budget = device > machine->overhead ? device - machine->overhead : device ? 1 : 0;
     r.ram_budget = ram ? ram : o->ram_budget ? o->ram_budget : machine->ram;

@@ -10,6 +10,9 @@ enum { FB_MACHINE_NOTE_SIZE = 256 };
 
 /* What the process holds beside the ledger's other lines: code, libraries' heaps, thread stacks. */
 static const uint64_t FB_RUNTIME_BYTES = 8u << 20;
+/* And for a device with memory of its own: driver and libraries once it is open (measured where the device is here), and what they
+ * take later, for kernels, plans of products and attention, tables of pinned pages. */
+static const uint64_t FB_DRIVER_BYTES = 384u << 20, FB_DRIVER_LATER_BYTES = 64u << 20;
 
 /* The machine that has this device: as `forebay probe` left it in the user's cache folder, else as the shipped profile of its device
  * has it, else guessed.  note: which, as a sentence. */
