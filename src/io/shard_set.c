@@ -218,17 +218,6 @@ const fb_tensor *fb_shard_set_at(const fb_shard_set *s, uint32_t i)
     return NULL;
 }
 
-const char *fb_shard_set_file(const fb_shard_set *s, const fb_tensor *t)
-{
-    for (uint32_t k = 0; k < s->n_shard; k++) {
-        uint32_t         n = fb_shard_count(s->shards[k]);
-        const fb_tensor *first = fb_shard_at(s->shards[k], 0);
-        if (n && t >= first && t < first + n)
-            return fb_shard_path(s->shards[k]);
-    }
-    return NULL;
-}
-
 void fb_shard_set_close(fb_shard_set *s)
 {
     if (!s)

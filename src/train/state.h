@@ -36,7 +36,8 @@ fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, 
                         fb_team *team, fb_error *err);
 void      fb_state_deinit(fb_state *s); /* a zeroed struct is fine */
 
-/* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place). */
+/* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place).  FB_IO: a file of the set became
+ * shorter, or cannot be read. */
 fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_error *err);
 
 /* Instead of a checkpoint: norms 1, biases 0, matrices random with deviation 0.02, the same for the same seed whatever the

@@ -138,6 +138,15 @@ def test_the_model_itself_is_not_overwritten(place):
     assert (place / "model" / "model.safetensors").read_bytes() == before
 
 
+def test_a_token_shard_cut_while_it_is_mapped(place):
+    first = Running("train", config(place, num_train_epochs=50, backend=SLOW))
+    first.wait_for("step 2/")
+    shard = place / "out" / "data" / "train.fbt"
+    os.truncate(shard, 0)
+    assert first.end() == FAILURE
+    assert str(shard) in first.lines[-1] and "became shorter" in first.lines[-1], "".join(first.lines)
+
+
 # --- signals -------------------------------------------------------------------------------------------------------
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]

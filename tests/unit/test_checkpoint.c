@@ -10,6 +10,8 @@
 #include "engine_rig.h"
 #include "io/shard.h"
 #include "io/sums.h"
+#include "io/sys.h"
+#include "run/masters.h"
 #include "run/saver.h"
 
 static const tiny_model model = { "qwen3", 16, 20, 2, 2, 1, 8, 40, true, NULL, 0 };
@@ -189,7 +191,7 @@ static void the_folder_has_all_its_files(void **unused)
             float f;
             uint16_t got;
             fb_state_read(&r.session.state, p->block, p->offset + k, 1, &f);
-            memcpy(&got, (const char *)t->data + 2 * k, 2);
+            assert_int_equal(fb_tensor_read(t, k, 1, &got, &err), FB_OK);
             assert_int_equal(got, (uint16_t)((fb_f32_bits(f) + 0x8000u) >> 16));
         }
     }
@@ -453,6 +455,56 @@ static void another_models_checkpoint_is_refused(void **unused)
     rig_stop(&r);
 }
 
+/* Weights and what completes them, cut between open and read. */
+static void masters_cut_behind_our_back_are_a_sentence(void **unused)
+{
+    (void)unused;
+    static const char *const files[] = { "model.safetensors", "remainders.safetensors" };
+    tiny_write(&model, 9);
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    for (uint64_t k = 0; k < FB_COUNT(files); k++) {
+        const fb_param *last = &r.session.manifest.params[r.session.manifest.n_param - 1];
+        float f[100];
+        char path[800], part[200];
+        fb_masters masters;
+        save(&r, k + 1);
+        assert_int_equal(fb_masters_open(&masters, &r.session.manifest, checkpoint(k + 1), &err), FB_OK);
+        snprintf(path, sizeof path, "%s/%s", checkpoint(k + 1), files[k]);
+        assert_int_equal(fb_masters_read(&masters, last, 0, 3, f, &err), FB_OK);
+        assert_int_equal(truncate(path, 1000), 0);
+        snprintf(part, sizeof part, "%s: became shorter while it was being read: '%s' has", files[k], last->name);
+        expect_failure(fb_masters_read(&masters, last, 0, 3, f, &err), FB_IO, &err, part);
+        fb_masters_close(&masters);
+    }
+    rig_stop(&r);
+}
+
+static void every_read_of_a_load_may_fail(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 10);
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    save(&r, 1);
+    fb_status st = FB_IO;
+    int n = 0, n_data = 0;
+    while (st != FB_OK) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "fail=read:%d:EIO", ++n);
+        assert_int_equal(fb_sys_faults(spec, NULL), FB_OK);
+        st = fb_checkpoint_load(&r.session.state, checkpoint(1), r.session.team, &err);
+        assert_int_equal(fb_sys_faults(NULL, NULL), FB_OK);
+        if (st != FB_OK)
+            expect_failure(st, st == FB_IO ? FB_IO : FB_INPUT, &err, "Input/output error"); /* of a header: FB_INPUT */
+        n_data += st == FB_IO;
+    }
+    assert_int_equal(n_data, 4 * r.session.manifest.n_param); /* weights, remainders, both moments; each tensor is one piece here */
+    rig_stop(&r);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, temp_dir_make, temp_dir_remove)
@@ -467,6 +519,8 @@ int main(void)
         TEST(the_limit_holds_while_saving),
         TEST(leftovers_do_not_matter),
         TEST(another_models_checkpoint_is_refused),
+        TEST(masters_cut_behind_our_back_are_a_sentence),
+        TEST(every_read_of_a_load_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
