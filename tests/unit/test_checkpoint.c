@@ -373,6 +373,33 @@ static void every_flipped_bit_is_found(void **unused)
     }
 }
 
+/* Files are looked at by several threads; which one is told does not depend on them. */
+static void of_several_damaged_files_the_first_is_told(void **unused)
+{
+    (void)unused;
+    enum { N = 7, LARGE = 1 << 20 };
+    fb_sums sums = { 0 };
+    fb_error err;
+    char name[FB_FILE_NAME_SIZE + 4], *text = calloc(1, LARGE);
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "f%d", i);
+        temp_write(name, text, i % 2 ? 100 : LARGE);
+    }
+    assert_int_equal(fb_sums_add_rest(&sums, temp_dir, NULL), FB_OK);
+    assert_int_equal(sums.n, N);
+    assert_int_equal(fb_sums_write(&sums, temp_dir, NULL), FB_OK);
+    for (int i = N; i-- > 0;) {
+        text[0] = 1;
+        temp_write(sums.files[i].name, text, sums.files[i].size);
+        snprintf(name, sizeof name, "/%s: ", sums.files[i].name);
+        for (int again = 0; again < 20; again++)
+            expect_failure(fb_sums_verify(temp_dir, &err), FB_INPUT, &err, name);
+    }
+    assert_int_equal(fb_sums_verify(temp_dir, NULL), FB_INPUT);
+    fb_sums_free(&sums);
+    free(text);
+}
+
 static void the_limit_holds_while_saving(void **unused)
 {
     (void)unused;
@@ -512,6 +539,7 @@ int main(void)
         TEST(a_resumed_run_is_the_run),
         TEST(masters_are_exact_in_every_dtype),
         TEST(every_flipped_bit_is_found),
+        TEST(of_several_damaged_files_the_first_is_told),
         TEST(the_folder_has_all_its_files),
         TEST(progress_comes_back),
         TEST(broken_progress_is_refused),
