@@ -109,8 +109,11 @@ typedef struct fb_plan {
 fb_status fb_plan_check(const fb_plan_request *r, fb_error *err);
 /* Every size and offset of a layout.  Whether it fits is another question. */
 void      fb_plan_lay_out(fb_plan *out, const fb_plan_request *r, const fb_layout *l);
+/* Bytes that a side needs beyond its budget. */
+uint64_t  fb_plan_device_short(const fb_plan *p, const fb_plan_request *r);
+uint64_t  fb_plan_host_short(const fb_plan *p, const fb_plan_request *r);
 bool      fb_plan_fits(const fb_plan *p, const fb_plan_request *r);
-/* FB_NOFIT: which side is short, by how much, and which key to change; FB_OK: it fits. */
+/* FB_NOFIT: which side is short, or both, by how much, and which key to change; FB_OK: it fits. */
 fb_status fb_plan_refuse(const fb_plan *p, const fb_plan_request *r, fb_error *err);
 /* The layout asked for, if need be with what is kept on the host, and if that does not do, with more passes.  FB_NOFIT as
  * above; *out is then the last one tried. */

@@ -142,8 +142,7 @@ fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, c
     fb_status st = fb_plan_search(out, t, r, machine, w, NULL, &why);
     if (st == FB_OK && saves && !fixed)
         grow_save_buffer(out, r, o->ram_budget);
-    bool device_short = r->hbm_budget && out->device_bytes > r->hbm_budget;
-    if (st == FB_NOFIT && !device_short && r->save_bytes > fb_saver_buffer_least())
+    if (st == FB_NOFIT && !fb_plan_device_short(out, r) && r->save_bytes > fb_saver_buffer_least())
         return fb_fail(err, st, "%s; the save buffer takes %.1f MiB of it, save_buffer: auto takes what is left", why.msg,
                        (double)r->save_bytes / 0x1p20);
     return st == FB_OK ? st : fb_fail(err, st, "%s", why.msg);
