@@ -226,7 +226,8 @@ static fb_status parse_json(fb_shard *s, fb_error *err)
         size_t end = why.position > 1 ? (size_t)why.position - 1 : 0, start = end;
         while (start > 0 && text[start - 1] != '"')
             start--;
-        return BAD(s, "'%.*s' stands twice in the header; names must be unique", (int)(end - start < 200 ? end - start : 200), text + start);
+        return BAD(s, "'%.*s' stands twice in the header; names must be unique", (int)(end - start < 200 ? end - start : 200),
+                   text + start);
     }
     if (!s->header)
         return BAD(s, "the header is not JSON: %.120s (byte %d)", why.text, why.position);
@@ -317,8 +318,9 @@ static fb_status became_shorter(const fb_tensor *t, fb_error *err)
     struct stat info;
     uint64_t    size = fstat(t->shard->fd, &info) == 0 ? (uint64_t)info.st_size : 0;
     uint64_t    left = size < t->offset ? 0 : size - t->offset < t->size ? size - t->offset : t->size;
-    return fb_fail_file(err, FB_IO, t->shard->path, "became shorter while it was being read: '%.96s' has %llu bytes, %llu of them are "
-                        "left; put the file back and start again", t->name, (unsigned long long)t->size, (unsigned long long)left);
+    return fb_fail_file(err, FB_IO, t->shard->path, "became shorter while it was being read: '%.96s' has %llu bytes, %llu of them "
+                        "are left; put the file back and start again", t->name, (unsigned long long)t->size,
+                        (unsigned long long)left);
 }
 
 fb_status fb_tensor_read(const fb_tensor *t, uint64_t first, uint64_t n, void *out, fb_error *err)

@@ -309,8 +309,8 @@ fb_status fb_plan_check(const fb_plan_request *r, fb_error *err)
         return fb_fail(err, FB_CONFIG, "plan: a micro-batch of %u rows of %u tokens has %llu tokens, 1 to %d are possible",
                        r->micro_rows, r->row_len, (unsigned long long)t, INT32_MAX / 2);
     if (!is_countable(r, t))
-        return fb_fail(err, FB_CONFIG, "plan: a step of %u micro-batches of %llu tokens needs more memory than any machine has; lower "
-                       "gradient_accumulation_steps or per_device_train_batch_size", r->n_micro, (unsigned long long)t);
+        return fb_fail(err, FB_CONFIG, "plan: a step of %u micro-batches of %llu tokens needs more memory than any machine has; "
+                       "lower gradient_accumulation_steps or per_device_train_batch_size", r->n_micro, (unsigned long long)t);
     return FB_OK;
 }
 
@@ -332,11 +332,12 @@ static void say_host(char text[SIDE_SIZE], const fb_plan *p, const fb_plan_reque
     const char *arena = r->unified ? " (device arena included)" : "";
     const char *fewer = r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "";
     if (r->ram_limit)
-        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, %.*s leaves %.1f MiB for it, %.1f MiB are short; free memory or raise "
-                 "that limit%s, or take a smaller model", needs, arena, limit_most, r->ram_limit, mib(r->ram_budget), mib(is_short), fewer);
+        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, %.*s leaves %.1f MiB for it, %.1f MiB are short; free memory or "
+                 "raise that limit%s, or take a smaller model", needs, arena, limit_most, r->ram_limit, mib(r->ram_budget),
+                 mib(is_short), fewer);
     else
-        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; raise ram_budget%s or "
-                 "take a smaller model", needs, arena, mib(r->ram_budget), mib(is_short), fewer);
+        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; raise "
+                 "ram_budget%s or take a smaller model", needs, arena, mib(r->ram_budget), mib(is_short), fewer);
 }
 
 fb_status fb_plan_refuse(const fb_plan *p, const fb_plan_request *r, fb_error *err)
@@ -359,8 +360,8 @@ fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, const fb_layout 
         return st;
     fb_layout l = *asked;
     fb_plan_lay_out(out, r, &l);
-    /* The fewest passes that fit: each further pass moves all streamed weights once more, which is dearer than moving what is kept to
-     * the host and back. */
+    /* The fewest passes that fit: each further pass moves all streamed weights once more, which is dearer than moving what is kept
+     * to the host and back. */
     bool capped = r->train && r->hbm_budget;
     for (l.n_pass = out->layout.n_pass; capped && out->device_bytes > r->hbm_budget && l.n_pass <= r->n_micro; l.n_pass++)
         for (int on_host = asked->kept_on_host; on_host < 2 && out->device_bytes > r->hbm_budget; on_host++) {

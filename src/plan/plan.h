@@ -86,8 +86,9 @@ typedef struct fb_region {
 typedef struct fb_plan {
     fb_region device[FB_DEV_COUNT], host[FB_HOST_COUNT];
     uint64_t  device_bytes, host_bytes;
-    bool      host_aliased;     /* set by whoever wants it, after planning: all layers share one layer's host memory, so that the speed of
-                                 * a model can be measured whose state no host here holds; what it learns means nothing */
+    bool      host_aliased;     /* set by whoever wants it, after planning: all layers share one layer's host memory, so that
+                                 * the speed of a model can be measured whose state no host here holds; what it learns means
+                                 * nothing */
     fb_layout layout;           /* slots, n_pass, n_rich as they came out */
     fb_dtype  act;
     bool      train, clip;

@@ -551,7 +551,8 @@ static void search(seeker *s, uint32_t preferred)
     s->coarse = true;
     try_cut(s, preferred);
     uint32_t last = UINT32_MAX; /* of cuts that are nearly the same one is enough: the best's neighbours come later */
-    for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;) /* on the cpu another cut would buy nothing */
+    /* on the cpu another cut would buy nothing */
+    for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;)
         if (i == 0 || s->cuts[i] < last - last / 4) {
             try_cut(s, s->cuts[i]);
             last = s->cuts[i];

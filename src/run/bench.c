@@ -48,7 +48,8 @@ static double process_age(void)
         fclose(f);
     text[n] = 0;
     char *after_name = strrchr(text, ')'); /* proc(5): field 2 may hold anything; starttime is field 22 */
-    if (!after_name || sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+    if (!after_name
+        || sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
         return NAN;
     clock_gettime(CLOCK_BOOTTIME, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - (double)ticks / (double)sysconf(_SC_CLK_TCK);
@@ -254,15 +255,17 @@ static void introduce(const bench *b, bool json)
 {
     const fb_session *s = &b->session;
     fb_say_kind kind = json ? FB_SAY_PROGRESS : FB_SAY_RESULT;
-    fb_say(b->sink, kind, "%s: %.1f M parameters in %u layers, %s; computed in %s on %s (%s)", b->name, (double)s->manifest.n_weight / 1e6,
+    fb_say(b->sink, kind, "%s: %.1f M parameters in %u layers, %s; computed in %s on %s (%s)", b->name,
+           (double)s->manifest.n_weight / 1e6,
            s->manifest.cfg.n_layer, s->shards ? "the checkpoint's weights" : "random weights", fb_dtype_hf_str(s->act),
            s->device->ops->name, s->info.name);
     char layout[FB_LAYOUT_SIZE];
     fb_layout_describe(&s->plan, &s->manifest, layout);
-    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
-           b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
+    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len,
+           b->n_micro, b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(b->sink, kind, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);
-    fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
+    fb_say(b->sink, kind,
+           "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 
 static void report_text(const bench *b)
@@ -274,8 +277,9 @@ static void report_text(const bench *b)
     snprintf(title, sizeof title, "median of %u", b->n_step - b->n_warm);
     say_figures(b, FB_SAY_RESULT, title, &m);
     s->device->ops->memory(s->device, &used, &peak);
-    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, resident %.2f: %.2f "
-           "bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30, (double)peak / 0x1p30,
+    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, "
+           "resident %.2f: %.2f bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30,
+           (double)peak / 0x1p30,
            (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30, (double)b->host_resident / 0x1p30,
            bytes_a_parameter(b, false), bytes_a_parameter(b, true));
     fb_device_info info;
@@ -283,7 +287,8 @@ static void report_text(const bench *b)
     fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
     fb_say(b->sink, FB_SAY_RESULT, "start-up: %.2f s from the start of the process to the end of the first step", b->start_up);
     if (m.time.n_lost)
-        fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them", (unsigned long long)m.time.n_lost);
+        fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them",
+               (unsigned long long)m.time.n_lost);
 }
 
 static json_t *figures(const bench *b, const step *s)
@@ -318,7 +323,8 @@ static json_t *memory_json(const bench *b)
     uint64_t used, peak;
     s->device->ops->memory(s->device, &used, &peak);
     return json_pack("{s:{s:I, s:I, s:I}, s:{s:I, s:I, s:I}, s:f, s:f}",
-        "device", "planned", (json_int_t)s->plan.device_bytes, "measured", (json_int_t)peak, "overhead", (json_int_t)s->info.memory_overhead,
+        "device", "planned", (json_int_t)s->plan.device_bytes, "measured", (json_int_t)peak, "overhead",
+        (json_int_t)s->info.memory_overhead,
         "host", "planned", (json_int_t)s->plan.host_bytes, "resident", (json_int_t)b->host_resident,
         "block_inputs", (json_int_t)s->plan.host[FB_HOST_INPUTS].size,
         "bytes_per_parameter", bytes_a_parameter(b, false), "bytes_per_parameter_with_block_inputs", bytes_a_parameter(b, true));
@@ -338,10 +344,12 @@ static fb_status report_json(const bench *b, fb_error *err)
     }
     char *options = fb_options_json(b->o);
     json_t *root = json_pack("{s:f, s:s, s:I, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:o*}",
-        "seconds_foreseen", s->foreseen.seconds, "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
+        "seconds_foreseen", s->foreseen.seconds, "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend",
+        s->device->ops->name, "device", s->info.name,
         "compute_dtype", fb_dtype_hf_str(s->act), "tokens_per_step", (json_int_t)b->steps[0].n_token,
         "micro_batches", (int)b->n_micro, "passes", (int)s->plan.layout.n_pass, "slots", (int)s->plan.layout.slots,
-        "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
+        "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops",
+        s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
         "median", figures(b, &m), "steps", steps, "memory", memory_json(b), "start_up_seconds", fb_json_real(b->start_up),
         "spans_lost", (json_int_t)m.time.n_lost, "options", options ? json_loads(options, 0, NULL) : NULL);
     free(options);
@@ -371,7 +379,8 @@ static fb_status open_model(bench *b, const fb_bench_request *r, fb_error *err)
     char config[FB_PRESET_SIZE], known[256];
     fb_preset_names(known, sizeof known);
     if (r->preset && r->model_dir)
-        return fb_fail(err, FB_CONFIG, "bench: a preset (%s) and a model's folder (%s) are given; give one", r->preset, r->model_dir);
+        return fb_fail(err, FB_CONFIG, "bench: a preset (%s) and a model's folder (%s) are given; give one", r->preset,
+                       r->model_dir);
     b->name = r->preset ? r->preset : r->model_dir;
     if (!b->name)
         return fb_fail(err, FB_CONFIG, "bench: which shape?  Give --model DIR or --preset NAME, one of %s", known);

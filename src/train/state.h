@@ -54,8 +54,10 @@ bool fb_state_on_device(const fb_state *s, uint32_t block);
 
 /* n elements of a block, wherever it lives: FB_HOST_WEIGHTS is the exact float32 master, FB_HOST_M and _V are the moments; and
  * back.  The state is settled, and the thread is the one that calls the device. */
-fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err);
-fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err);
+fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out,
+                       fb_error *err);
+fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in,
+                       fb_error *err);
 
 /* Of a block that lives on the host: n master weights from element first, as exact float32; and back.  Any thread. */
 void fb_state_read(const fb_state *s, uint32_t block, uint64_t first, uint64_t n, float *out);

@@ -192,7 +192,8 @@ def test_a_link_out_of_the_folder_is_not_exported(command, good, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json",
-                                  "model/tokenizer_config.json", "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl", "run.yaml"])
+                                  "model/tokenizer_config.json", "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl",
+                                  "run.yaml"])
 def test_a_pipe_is_refused_not_waited_on(name, good, tmp_path):
     place = tmp_path / "place"
     shutil.copytree(good, place)

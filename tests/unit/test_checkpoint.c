@@ -16,7 +16,8 @@
 
 static const tiny_model model = { "qwen3", 16, 20, 2, 2, 1, 8, 40, true, NULL, 0 };
 
-static const fb_progress somewhere = { .data_step = 12, .update_step = 11, .total_steps = 40, .rows_per_epoch = 77, .steps_per_epoch = 9,
+static const fb_progress somewhere = { .data_step = 12, .update_step = 11, .total_steps = 40, .rows_per_epoch = 77,
+                                       .steps_per_epoch = 9,
     .nonfinite_in_a_row = 2, .loss_sum = 0.1, .n_learned = 5, .elapsed = 1234.0625, .finished = false, .rope = { 63 } };
 
 static char out_dir[600];
@@ -313,7 +314,8 @@ static void the_newest_is_found_and_the_oldest_go(void **unused)
     assert_string_equal(dir, "");
     assert_false(fb_checkpoint_any(out_dir));
     make_whole("checkpoint-9"), make_whole("checkpoint-10"), make_whole("checkpoint-100"), make_whole("checkpoint-99");
-    make("checkpoint-500.tmp"), make("checkpoint-"), make("checkpoint-x"), make("checkpoint--7"), make("checkpoint-5x"), make("data");
+    make("checkpoint-500.tmp"), make("checkpoint-"), make("checkpoint-x"), make("checkpoint--7"), make("checkpoint-5x"),
+        make("data");
     make("checkpoint-99999999999999999999"), make("checkpoint-0500");
     assert_true(fb_checkpoint_any(out_dir));
     assert_int_equal(fb_checkpoint_find(dir, out_dir, &sink, NULL), FB_OK);

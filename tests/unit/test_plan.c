@@ -162,7 +162,9 @@ static void budgets_at_the_byte(void **unused)
                     assert_int_equal(p.device_bytes, size[first]);
                     assert_int_equal(p.layout.n_pass, 1 + first / 2);
                     assert_int_equal(p.layout.kept_on_host, first % 2);
-                    assert_true((p.layout.n_pass - 1) * p.micro_per_pass < n_micro && p.layout.n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
+                    /* no idle pass */
+                    assert_true((p.layout.n_pass - 1) * p.micro_per_pass < n_micro
+                                && p.layout.n_pass * p.micro_per_pass >= n_micro);
                 }
                 fb_manifest_free(&m);
             }
@@ -224,7 +226,8 @@ static void both_sides_are_named_where_both_are_short(void **unused)
         r.hbm_budget = 1 << 10, r.ram_budget = 2 << 10;
         assert_int_equal(fb_plan_build(&p, &r, &layout, &err), FB_NOFIT);
         uint64_t host = p.host_bytes + (r.unified ? p.device_bytes : 0);
-        snprintf(part, sizeof part, "plan: the device needs %.1f MiB, hbm_budget allows 0.0 MiB, %.1f MiB are short; raise hbm_budget",
+        snprintf(part, sizeof part,
+                 "plan: the device needs %.1f MiB, hbm_budget allows 0.0 MiB, %.1f MiB are short; raise hbm_budget",
                  (double)p.device_bytes / 0x1p20, (double)(p.device_bytes - r.hbm_budget) / 0x1p20);
         expect_failure(err.status, FB_NOFIT, &err, part);
         snprintf(part, sizeof part, "; and host memory needs %.1f MiB", (double)host / 0x1p20);
@@ -287,7 +290,8 @@ static void impossible_batches_are_refused(void **unused)
     fb_error err;
     fb_plan p;
     tiny_manifest(&m, &untied);
-    static const uint32_t rows[][2] = { { 0, 1 }, { 1, 0 }, { 1u << 31, 1u << 31 }, { 1u << 16, 1u << 16 }, { 1u << 30, 1 }, { UINT32_MAX, UINT32_MAX } };
+    static const uint32_t rows[][2] = { { 0, 1 }, { 1, 0 }, { 1u << 31, 1u << 31 }, { 1u << 16, 1u << 16 }, { 1u << 30, 1 },
+                                        { UINT32_MAX, UINT32_MAX } };
     for (size_t i = 0; i < FB_COUNT(rows); i++) {
         fb_plan_request r = request_for(&m);
         r.row_len = rows[i][0], r.micro_rows = rows[i][1];
@@ -320,7 +324,8 @@ static void needs_do_not_wrap(void **unused)
 static void the_cut_of_the_head_is_the_vocabularys(void **unused)
 {
     (void)unused;
-    static const uint32_t want[][2] = { { 96, 4096 }, { 4096, 4096 }, { 4097, 2048 }, { 32000, 512 }, { 151936, 64 }, { 600000, 32 } };
+    static const uint32_t want[][2] = { { 96, 4096 }, { 4096, 4096 }, { 4097, 2048 }, { 32000, 512 }, { 151936, 64 },
+                                        { 600000, 32 } };
     for (size_t i = 0; i < FB_COUNT(want); i++) {
         fb_manifest m;
         tiny_model t = untied;

@@ -120,7 +120,8 @@ static void a_load_is_the_file(void **unused)
         /* What is no parameter is still zero. */
         uint64_t zeros = 0;
         for (uint64_t k = 0; k < m.extent; k++)
-            zeros += x.act == FB_F32 ? ((uint32_t *)s.component[FB_HOST_WEIGHTS])[k] == 0 : ((uint16_t *)s.component[FB_HOST_WEIGHTS])[k] == 0;
+            zeros += x.act == FB_F32 ? ((uint32_t *)s.component[FB_HOST_WEIGHTS])[k] == 0
+                : ((uint16_t *)s.component[FB_HOST_WEIGHTS])[k] == 0;
         assert_int_equal(zeros, m.extent - m.n_weight);
         fb_state_deinit(&s);
         fb_shard_set_close(set);
@@ -207,7 +208,8 @@ static void a_weight_that_is_not_finite_is_named(void **unused)
             char part[256];
             set = open_shards();
             make_state(&s, &other, &p, &(setting){ FB_F32, true, false });
-            snprintf(part, sizeof part, "model.safetensors: '%s' is not finite at element %llu", q->name, (unsigned long long)element);
+            snprintf(part, sizeof part, "model.safetensors: '%s' is not finite at element %llu", q->name,
+                     (unsigned long long)element);
             expect_failure(fb_state_load(&s, set, team, &err), FB_INPUT, &err, part);
             fb_state_deinit(&s);
             fb_manifest_free(&other);
@@ -231,8 +233,8 @@ static void a_shard_cut_behind_our_back_is_a_sentence(void **unused)
         fb_state s;
         assert_int_equal(truncate(temp_path("model.safetensors"), (off_t)(t->offset + t->size / 2)), 0);
         make_state(&s, &m, &p, &(setting){ k % 2 ? FB_F32 : FB_BF16, true, false });
-        snprintf(part, sizeof part, "model.safetensors: became shorter while it was being read: '%s' has %llu bytes, %llu of them are "
-                 "left; put the file back", t->name, (unsigned long long)t->size, (unsigned long long)(t->size / 2));
+        snprintf(part, sizeof part, "model.safetensors: became shorter while it was being read: '%s' has %llu bytes, %llu of them "
+                 "are left; put the file back", t->name, (unsigned long long)t->size, (unsigned long long)(t->size / 2));
         expect_failure(fb_state_load(&s, set, team, &err), FB_IO, &err, part);
         assert_int_equal(fb_state_load(&s, set, team, NULL), FB_IO);
         fb_state_deinit(&s);
