@@ -72,3 +72,16 @@ void fb_from_f32(void *dst, fb_dtype to, const float *src, uint64_t n)
             half[i] = fb_f32_f16(src[i]);
     }
 }
+
+uint64_t fb_find_nonfinite(const float *f, uint64_t n)
+{
+    uint64_t first = 0;
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < n; i++) /* no branch, so that it runs in vectors: nearly always this is all there is to see */
+        bad |= (fb_f32_bits(f[i]) & 0x7f800000u) == 0x7f800000u;
+    if (!bad)
+        return n;
+    while (isfinite(f[first]))
+        first++;
+    return first;
+}

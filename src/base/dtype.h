@@ -55,4 +55,7 @@ void fb_to_f32(float *dst, const void *src, fb_dtype from, uint64_t n);
 /* n float32 to any dtype, to nearest even. */
 void fb_from_f32(void *dst, fb_dtype to, const float *src, uint64_t n);
 
+/* Index of the first of n that is not finite; n: all are. */
+uint64_t fb_find_nonfinite(const float *f, uint64_t n);
+
 #endif

@@ -1,7 +1,7 @@
 /* bus_error.h - the sentence for a mapped file that is no longer there.
  *
- * Weights and token shards are mapped.  When another process makes such a file shorter, or its disk fails, the next read of a lost
- * page is no error that a call could return but SIGBUS.  With this handler the command ends with exit code 1 and one sentence
+ * Token shards are mapped.  When another process makes one shorter, or its disk fails, the next read of a lost page is no error
+ * that a call could return but SIGBUS.  With this handler the command ends with exit code 1 and one sentence
  * that names the file; what had been saved is whole, since a file of ours is only ever renamed into place. */
 #ifndef FB_CLI_BUS_ERROR_H
 #define FB_CLI_BUS_ERROR_H

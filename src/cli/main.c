@@ -235,7 +235,8 @@ static fb_status run_generate(const words *w, fb_error *err)
 
 static fb_status run_bench(const words *w, fb_error *err)
 {
-    return fb_bench(&(fb_bench_request){ .preset = w->preset, .model_dir = w->model, .n_step = w->steps, .json = w->json, .alias_host = w->alias_host,
+    return fb_bench(&(fb_bench_request){ .preset = w->preset, .model_dir = w->model, .n_step = w->steps, .json = w->json,
+                                         .alias_host = w->alias_host,
                                          .overrides = w->overrides, .n_override = w->n_override }, &terminal, err);
 }
 
@@ -269,18 +270,28 @@ static const struct command {
     unsigned takes;
     fb_status (*run)(const words *w, fb_error *err);
 } commands[] = {
-    { "train",    "train CONFIG.yaml [key=value ...]",             "fine-tune or pre-train; the model ends in output_dir", 1, 0, run_train },
-    { "data",     "data CONFIG.yaml [--preview N] [key=value ...]", "make the token shards, or show what would be learned", 1, TAKES_PREVIEW, run_data },
-    { "plan",     "plan CONFIG.yaml | --preset NAME[:LAYERS] [--machine NAME|FILE] [--hbm SIZE] [--ram SIZE] [--link GB/S] [--json] [--html FILE] [key=value ...]",
-                                                                   "bytes and time of a run, here or elsewhere, before anything is allocated", 1, TAKES_JSON | TAKES_PLAN, run_plan },
-    { "inspect",  "inspect MODEL_DIR [--json]",                    "a checkpoint's tensors, roles and blocks", 1, TAKES_JSON, run_inspect },
-    { "eval",     "eval CONFIG.yaml [key=value ...]",              "the loss on the held-out rows", 1, 0, run_eval },
-    { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]", "continue a prompt", 2, 0, run_generate },
-    { "bench",    "bench --preset NAME[:LAYERS] | --model DIR [--steps N] [--json] [--trace FILE] [--alias-host-memory] [key=value ...]",
-                                                                   "real steps on random rows: speed, and where the time goes", 0, TAKES_JSON | TAKES_BENCH, run_bench },
-    { "probe",    "probe [--out FILE] [--disk DIR] [key=value ...]", "measure this machine, and write its profile to plan with", 0, TAKES_PROBE, run_probe },
-    { "export",   "export CHECKPOINT DIR [save_dtype=...]",        "a checkpoint as a plain Hugging Face folder", 2, 0, run_export },
-    { "doctor",   "doctor",                                        "what this machine and installation can do", 0, 0, run_doctor },
+    { "train", "train CONFIG.yaml [key=value ...]",
+      "fine-tune or pre-train; the model ends in output_dir", 1, 0, run_train },
+    { "data", "data CONFIG.yaml [--preview N] [key=value ...]",
+      "make the token shards, or show what would be learned", 1, TAKES_PREVIEW, run_data },
+    { "plan", "plan CONFIG.yaml | --preset NAME[:LAYERS] [--machine NAME|FILE] [--hbm SIZE] [--ram SIZE] [--link GB/S] [--json] "
+              "[--html FILE] [key=value ...]",
+      "bytes and time of a run, here or elsewhere, before anything is allocated", 1, TAKES_JSON | TAKES_PLAN, run_plan },
+    { "inspect", "inspect MODEL_DIR [--json]",
+      "a checkpoint's tensors, roles and blocks", 1, TAKES_JSON, run_inspect },
+    { "eval", "eval CONFIG.yaml [key=value ...]",
+      "the loss on the held-out rows", 1, 0, run_eval },
+    { "generate", "generate MODEL_DIR \"prompt\" [key=value ...]",
+      "continue a prompt", 2, 0, run_generate },
+    { "bench", "bench --preset NAME[:LAYERS] | --model DIR [--steps N] [--json] [--trace FILE] [--alias-host-memory] "
+               "[key=value ...]",
+      "real steps on random rows: speed, and where the time goes", 0, TAKES_JSON | TAKES_BENCH, run_bench },
+    { "probe", "probe [--out FILE] [--disk DIR] [key=value ...]",
+      "measure this machine, and write its profile to plan with", 0, TAKES_PROBE, run_probe },
+    { "export", "export CHECKPOINT DIR [save_dtype=...]",
+      "a checkpoint as a plain Hugging Face folder", 2, 0, run_export },
+    { "doctor", "doctor",
+      "what this machine and installation can do", 0, 0, run_doctor },
 };
 enum { N_COMMAND = sizeof commands / sizeof *commands };
 

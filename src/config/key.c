@@ -12,7 +12,8 @@
 
 static const fb_choice stages[] = { { "sft", FB_STAGE_SFT }, { "pt", FB_STAGE_PT }, { 0 } };
 static const fb_choice strategies[] = { { "no", FB_SAVE_NO }, { "steps", FB_SAVE_STEPS }, { "epoch", FB_SAVE_EPOCH }, { 0 } };
-static const fb_choice recomputes[] = { { "auto", FB_RECOMPUTE_AUTO }, { "none", FB_RECOMPUTE_NONE }, { "selective", FB_RECOMPUTE_SELECTIVE },
+static const fb_choice recomputes[] = { { "auto", FB_RECOMPUTE_AUTO }, { "none", FB_RECOMPUTE_NONE },
+                                        { "selective", FB_RECOMPUTE_SELECTIVE },
                                      { "full", FB_RECOMPUTE_FULL }, { 0 } };
 static const fb_choice places[] = { { "auto", FB_PLACE_AUTO }, { "device", FB_PLACE_DEVICE }, { "host", FB_PLACE_HOST }, { 0 } };
 static const fb_choice placements[] = { { "auto", 0 }, { "stream", 0 }, { "resident", 0 }, { "layers:*", 0 }, { 0 } };
@@ -111,7 +112,8 @@ const fb_key fb_key_table[] = {
     KEY_CHOICE(compute_dtype, "auto", compute_dtypes, "auto: bfloat16 on cuda, float32 on cpu"),
     KEY_SIZE(hbm_budget, FB_KEY_AUTO, "device memory to use; auto: what is free (cpu: no limit)"),
     KEY_SIZE(ram_budget, FB_KEY_AUTO, "host memory to use; auto: what the machine has"),
-    KEY_TEXT(placement, "auto", placements, 0, "blocks that live on the device: auto, none (stream), all (resident), the first (layers:N)"),
+    KEY_TEXT(placement, "auto", placements, 0,
+             "blocks that live on the device: auto, none (stream), all (resident), the first (layers:N)"),
     KEY_U32(slots, "auto", 1, U32_MAX, FB_KEY_ALL | FB_KEY_AUTO, "device buffers that blocks stream through"),
     KEY_U32(passes, "auto", 1, U32_MAX, FB_KEY_AUTO, "parts of a step that go through all blocks one after the other"),
     KEY_CHOICE(activations, "auto", places, "where what the forward keeps waits for the backward"),

@@ -75,7 +75,8 @@ typedef struct fb_device_options {
     uint32_t    index;        /* which GPU */
     uint32_t    n_thread;     /* cpu: threads that compute; 0: all cores */
     uint64_t    memory_max;   /* bytes the arena may hold; 0: no cap */
-    bool        deterministic; /* the same bits from run to run at any cost (cuda: attention's backward, no timed choices; cpu always) */
+    /* the same bits from run to run at any cost (cuda: attention's backward, no timed choices; cpu always) */
+    bool        deterministic;
     bool        inline_run;   /* cpu: no worker threads; every call runs at once (overlap: false) */
 } fb_device_options;
 

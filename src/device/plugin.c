@@ -69,8 +69,8 @@ fb_status fb_plugin_open_cuda(fb_device **out, const fb_device_options *o, bool 
     FB_TRY(find_gpu(absent, err));
     *absent = !find_library(path);
     if (*absent)
-        FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': the plug-in " LIBRARY " lies neither beside the program nor in ../lib/forebay; "
-                       "build it (FB_CUDA=ON), or use backend: cpu"));
+        FB_TRY(fb_fail(err, FB_CONFIG, "backend 'cuda': the plug-in " LIBRARY " lies neither beside the program nor in "
+                       "../lib/forebay; build it (FB_CUDA=ON), or use backend: cpu"));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: CUDA's libraries do not like to be */
     if (!library)
         FB_TRY(explain(path, dlerror(), err));

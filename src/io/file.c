@@ -81,7 +81,8 @@ static fb_status open_regular(int *fd, uint64_t *size, const char *path, fb_erro
     if (fstat(*fd, &info) != 0)
         fb_fail_file(err, FB_INPUT, path, "cannot be examined: %s", strerror(errno));
     else if (!S_ISREG(info.st_mode))
-        fb_fail_file(err, FB_INPUT, path, "is %s, a regular file is needed", S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+        fb_fail_file(err, FB_INPUT, path, "is %s, a regular file is needed",
+                     S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
     else {
         *size = (uint64_t)info.st_size;
         return FB_OK;

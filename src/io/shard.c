@@ -3,23 +3,24 @@
 #include "io/file.h"
 #include "io/sys.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors data is little-endian, and is used in place");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors data is little-endian, and is used as it is read");
 
 /* The limit of the reference reader: a header that claims more is an attack, not a model. */
 static const uint64_t header_size_max = 100 * 1000 * 1000;
+enum { HALVES = 1 << 14 }; /* elements of 16 bits that are read at a time: they stay in the cache until they are converted */
 
 struct fb_shard {
     char             *path;
-    unsigned char    *map;
-    uint64_t          map_size;
+    int               fd;
+    uint64_t          size;     /* of the file, when it was opened */
     char             *text;     /* the header's JSON, while it is parsed */
     uint64_t          text_size;
     json_t           *header;   /* owns the names */
@@ -30,68 +31,72 @@ struct fb_shard {
 
 #define BAD(s, ...) fb_fail_file(err, FB_INPUT, (s)->path, __VA_ARGS__)
 
-static fb_status read_at(const fb_shard *s, int fd, void *out, uint64_t size, uint64_t offset, fb_error *err)
+/* How many of the bytes could be read; *why: the errno of what stopped it, 0 where the file ends. */
+static uint64_t read_at(const fb_shard *s, void *out, uint64_t size, uint64_t offset, int *why)
 {
-    for (uint64_t got = 0; got < size;) {
-        ssize_t n = fb_sys_pread(fd, (char *)out + got, size - got, (off_t)(offset + got));
+    uint64_t got = 0;
+    *why = 0;
+    while (got < size) {
+        ssize_t n = fb_sys_pread(s->fd, (char *)out + got, size - got, (off_t)(offset + got));
         if (n < 0 && errno == EINTR)
             continue;
+        if (n < 0)
+            *why = errno;
         if (n <= 0)
-            return BAD(s, "reading stopped at byte %llu: %s", (unsigned long long)(offset + got),
-                       n < 0 ? strerror(errno) : "the file became shorter");
+            break;
         got += (uint64_t)n;
     }
+    return got;
+}
+
+static fb_status read_part(const fb_shard *s, void *out, uint64_t size, uint64_t offset, fb_error *err)
+{
+    int      why;
+    uint64_t got = read_at(s, out, size, offset, &why);
+    if (got < size)
+        return BAD(s, "reading stopped at byte %llu: %s", (unsigned long long)(offset + got),
+                   why ? strerror(why) : "the file became shorter");
     return FB_OK;
 }
 
-/* A copy, not the mapping: while it is parsed the file may change under a mapping, and what had been checked with it. */
-static fb_status read_header(fb_shard *s, int fd, fb_error *err)
+static fb_status read_header(fb_shard *s, fb_error *err)
 {
     uint64_t  size;
-    fb_status st = read_at(s, fd, &size, sizeof size, 0, err);
+    fb_status st = read_part(s, &size, sizeof size, 0, err);
     if (st != FB_OK)
         return st;
     if (size > header_size_max)
         return BAD(s, "claims a header of %llu bytes, at most %llu are read", (unsigned long long)size,
                    (unsigned long long)header_size_max);
-    if (size > s->map_size - 8)
+    if (size > s->size - 8)
         return BAD(s, "claims a header of %llu bytes but holds only %llu after its length; it was truncated",
-                   (unsigned long long)size, (unsigned long long)(s->map_size - 8));
+                   (unsigned long long)size, (unsigned long long)(s->size - 8));
     s->text = malloc(size + 1);
     if (!s->text)
         return fb_fail_file(err, FB_NOMEM, s->path, "no memory for a header of %llu bytes", (unsigned long long)size);
     s->text_size = size;
     s->text[size] = 0;
-    return read_at(s, fd, s->text, size, 8, err);
+    return read_part(s, s->text, size, 8, err);
 }
 
-static fb_status shard_map(fb_shard *s, fb_error *err)
+static fb_status shard_open(fb_shard *s, fb_error *err)
 {
     struct stat info;
-    int fd = fb_sys_open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    if (fd < 0)
+    s->fd = fb_sys_open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    if (s->fd < 0)
         return errno == ENOENT ? BAD(s, "there is no such file") : BAD(s, "cannot be opened: %s", strerror(errno));
-    fb_status st = FB_OK;
-    if (fstat(fd, &info) != 0)
-        st = BAD(s, "cannot be examined: %s", strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        st = BAD(s, "is %s, a safetensors file is needed", S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
-    else if (info.st_size == 0)
-        st = BAD(s, "is empty, a safetensors file has at least 10 bytes");
-    else if (info.st_size < 10)
-        st = BAD(s, "is %lld bytes long, a safetensors file has at least 10", (long long)info.st_size);
-    else {
-        void *map = fb_sys_map(fd, (size_t)info.st_size);
-        if (map == MAP_FAILED)
-            st = BAD(s, "cannot be mapped: %s", strerror(errno));
-        else {
-            s->map = map;
-            s->map_size = (uint64_t)info.st_size;
-            st = read_header(s, fd, err);
-        }
-    }
-    close(fd);
-    return st;
+    if (fstat(s->fd, &info) != 0)
+        return BAD(s, "cannot be examined: %s", strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return BAD(s, "is %s, a safetensors file is needed", S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
+    if (info.st_size == 0)
+        return BAD(s, "is empty, a safetensors file has at least 10 bytes");
+    if (info.st_size < 10)
+        return BAD(s, "is %lld bytes long, a safetensors file has at least 10", (long long)info.st_size);
+    s->size = (uint64_t)info.st_size;
+    /* Each byte is read once: the page cache is to give these up before anything that is used again. */
+    posix_fadvise(s->fd, 0, 0, POSIX_FADV_NOREUSE);
+    return read_header(s, err);
 }
 
 /* Every dtype of the format, so that "not for us" and "not in the format" read differently. */
@@ -137,7 +142,7 @@ static fb_status parse_shape(const fb_shard *s, fb_tensor *t, const json_t *valu
     return FB_OK;
 }
 
-/* Fills data; body is where data_offsets count from. */
+/* Fills offset; body is where data_offsets count from. */
 static fb_status parse_range(const fb_shard *s, fb_tensor *t, const json_t *value, uint64_t body, fb_error *err)
 {
     const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
@@ -145,7 +150,7 @@ static fb_status parse_range(const fb_shard *s, fb_tensor *t, const json_t *valu
         json_integer_value(last) < 0)
         return BAD(s, "the data_offsets of tensor '%.96s' are not two integers of at least 0", t->name);
     uint64_t begin = (uint64_t)json_integer_value(first), end = (uint64_t)json_integer_value(last);
-    uint64_t body_size = s->map_size - body;
+    uint64_t body_size = s->size - body;
     if (begin > end)
         return BAD(s, "tensor '%.96s' ends at %llu, before its start at %llu", t->name, (unsigned long long)end,
                    (unsigned long long)begin);
@@ -155,7 +160,7 @@ static fb_status parse_range(const fb_shard *s, fb_tensor *t, const json_t *valu
     if (end - begin != t->size)
         return BAD(s, "tensor '%.96s' has %llu bytes of data, its dtype and shape need %llu", t->name,
                    (unsigned long long)(end - begin), (unsigned long long)t->size);
-    t->data = s->map + body + begin;
+    t->offset = body + begin;
     return FB_OK;
 }
 
@@ -174,8 +179,8 @@ static fb_status check_metadata(const fb_shard *s, json_t *metadata, fb_error *e
 static int compare_data(const void *a, const void *b)
 {
     const fb_tensor *x = a, *y = b;
-    if (x->data != y->data)
-        return (const char *)x->data < (const char *)y->data ? -1 : 1;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
     if (x->size != y->size) /* an empty tensor goes before the one that starts where it lies */
         return x->size < y->size ? -1 : 1;
     return strcmp(x->name, y->name);
@@ -194,21 +199,20 @@ static int compare_key(const void *key, const void *item)
 /* The ranges must tile the data: the format forbids overlaps and holes. */
 static fb_status check_tiling(const fb_shard *s, uint64_t body, fb_error *err)
 {
-    const unsigned char *expect = s->map + body, *end = s->map + s->map_size;
+    uint64_t expect = body;
     for (uint32_t i = 0; i < s->n_tensor; i++) {
-        const fb_tensor     *t = &s->tensors[i];
-        const unsigned char *begin = t->data;
-        if (begin < expect)
+        const fb_tensor *t = &s->tensors[i];
+        if (t->offset < expect)
             return BAD(s, "tensors '%.96s' and '%.96s' overlap; each byte belongs to one tensor", s->tensors[i - 1].name,
                        t->name);
-        if (begin > expect)
+        if (t->offset > expect)
             return BAD(s, "%llu bytes before tensor '%.96s' belong to no tensor; the format allows no holes",
-                       (unsigned long long)(begin - expect), t->name);
-        expect = begin + t->size;
+                       (unsigned long long)(t->offset - expect), t->name);
+        expect = t->offset + t->size;
     }
-    if (expect != end)
+    if (expect != s->size)
         return BAD(s, "%llu bytes at the end belong to no tensor; the format allows no holes",
-                   (unsigned long long)(end - expect));
+                   (unsigned long long)(s->size - expect));
     return FB_OK;
 }
 
@@ -222,7 +226,8 @@ static fb_status parse_json(fb_shard *s, fb_error *err)
         size_t end = why.position > 1 ? (size_t)why.position - 1 : 0, start = end;
         while (start > 0 && text[start - 1] != '"')
             start--;
-        return BAD(s, "'%.*s' stands twice in the header; names must be unique", (int)(end - start < 200 ? end - start : 200), text + start);
+        return BAD(s, "'%.*s' stands twice in the header; names must be unique", (int)(end - start < 200 ? end - start : 200),
+                   text + start);
     }
     if (!s->header)
         return BAD(s, "the header is not JSON: %.120s (byte %d)", why.text, why.position);
@@ -254,6 +259,7 @@ static fb_status shard_parse(fb_shard *s, fb_error *err)
             continue;
         }
         fb_tensor *t = &s->tensors[s->n_tensor];
+        t->shard = s;
         t->name = name;
         if (!json_is_object(entry))
             return BAD(s, "the entry of tensor '%.96s' is not an object with dtype, shape and data_offsets", name);
@@ -279,7 +285,7 @@ fb_status fb_shard_open(fb_shard **out, const char *path, fb_error *err)
         free(s);
         return fb_fail_file(err, FB_NOMEM, path, "no memory for a shard handle");
     }
-    FB_TRY(shard_map(s, err));
+    FB_TRY(shard_open(s, err));
     FB_TRY(shard_parse(s, err));
     free(s->text);
     s->text = NULL;
@@ -294,8 +300,8 @@ void fb_shard_close(fb_shard *s)
 {
     if (!s)
         return;
-    if (s->map)
-        munmap(s->map, s->map_size);
+    if (s->fd >= 0)
+        close(s->fd);
     json_decref(s->header);
     free(s->text);
     free(s->tensors);
@@ -303,6 +309,50 @@ void fb_shard_close(fb_shard *s)
     free(s->path);
     free(s);
 }
+
+/* ---- data ---- */
+
+/* What is left of a tensor does not depend on which of its readers was the first to miss a byte. */
+static fb_status became_shorter(const fb_tensor *t, fb_error *err)
+{
+    struct stat info;
+    uint64_t    size = fstat(t->shard->fd, &info) == 0 ? (uint64_t)info.st_size : 0;
+    uint64_t    left = size < t->offset ? 0 : size - t->offset < t->size ? size - t->offset : t->size;
+    return fb_fail_file(err, FB_IO, t->shard->path, "became shorter while it was being read: '%.96s' has %llu bytes, %llu of them "
+                        "are left; put the file back and start again", t->name, (unsigned long long)t->size,
+                        (unsigned long long)left);
+}
+
+fb_status fb_tensor_read(const fb_tensor *t, uint64_t first, uint64_t n, void *out, fb_error *err)
+{
+    uint64_t width = fb_dtype_size(t->dtype), at = t->offset + first * width;
+    int      why;
+    assert(first * width + n * width <= t->size);
+    uint64_t got = read_at(t->shard, out, n * width, at, &why);
+    if (got == n * width)
+        return FB_OK;
+    if (!why)
+        return became_shorter(t, err);
+    return fb_fail_file(err, FB_IO, t->shard->path, "cannot be read at byte %llu, in '%.96s': %s", (unsigned long long)(at + got),
+                        t->name, strerror(why));
+}
+
+fb_status fb_tensor_read_f32(const fb_tensor *t, uint64_t first, uint64_t n, float *out, fb_error *err)
+{
+    fb_status st = FB_OK;
+    uint16_t  half[HALVES];
+    if (t->dtype == FB_F32)
+        return fb_tensor_read(t, first, n, out, err);
+    for (uint64_t i = 0, k; i < n && st == FB_OK; i += k) {
+        k = n - i < HALVES ? n - i : HALVES;
+        st = fb_tensor_read(t, first + i, k, half, err);
+        if (st == FB_OK)
+            fb_to_f32(out + i, half, t->dtype, k);
+    }
+    return st;
+}
+
+/* ---- the table ---- */
 
 const fb_tensor *fb_shard_find(const fb_shard *s, const char *name)
 {

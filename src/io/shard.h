@@ -4,9 +4,10 @@
  * byte 8 + n.  Source: the safetensors README, "Format".  The file is hostile input: every range is
  * checked against the file's size and against dtype x shape, ranges may neither overlap nor leave holes,
  * and names may not repeat, before any tensor is handed out.
- * Lifetime: every pointer from a shard dies with fb_shard_close.  A tensor's data is mapped: a file that becomes shorter, or a
- * disk that fails, is SIGBUS at the next read of a lost page; whoever maps strangers' files catches it (cli/bus_error.c).
- * Threads: open and close by one thread; find by any number between them. */
+ * Data is read, not mapped: a file that becomes shorter between open and read, or a disk that fails, is an error that a call
+ * returns, where a mapping would be SIGBUS; and what was read is held by nobody but the reader.
+ * Lifetime: every pointer from a shard dies with fb_shard_close, which also closes the file.
+ * Threads: open and close by one thread; find and read by any number between them. */
 #ifndef FB_IO_SHARD_H
 #define FB_IO_SHARD_H
 
@@ -18,13 +19,19 @@ enum { FB_RANK_MAX = 8 };
 typedef struct fb_shard fb_shard;
 
 typedef struct fb_tensor {
-    const char *name;                /* owned by the shard */
-    fb_dtype    dtype;
-    uint32_t    rank;
-    uint64_t    shape[FB_RANK_MAX];  /* outermost first, row-major; a linear weight is [out, in] */
-    const void *data;                /* into the mapping, read-only; alignment is not promised */
-    uint64_t    size;                /* bytes == product(shape) * fb_dtype_size(dtype) */
+    const fb_shard *shard;               /* that holds it */
+    const char     *name;                /* owned by the shard */
+    fb_dtype        dtype;
+    uint32_t        rank;
+    uint64_t        shape[FB_RANK_MAX];  /* outermost first, row-major; a linear weight is [out, in] */
+    uint64_t        offset;              /* of its first byte in the file */
+    uint64_t        size;                /* bytes == product(shape) * fb_dtype_size(dtype) */
 } fb_tensor;
+
+/* n elements from `first` on: as they are in the file, or as float32 (of weights: not FB_I16).  FB_IO: the file has become
+ * shorter, or cannot be read. */
+fb_status fb_tensor_read(const fb_tensor *t, uint64_t first, uint64_t n, void *out, fb_error *err);
+fb_status fb_tensor_read_f32(const fb_tensor *t, uint64_t first, uint64_t n, float *out, fb_error *err);
 
 /* FB_INPUT: the file cannot be read or breaks the format.  FB_NOMEM.  *out is written on success only. */
 fb_status fb_shard_open(fb_shard **out, const char *path, fb_error *err);
@@ -45,8 +52,6 @@ fb_status        fb_shard_set_open(fb_shard_set **out, const char *dir, fb_error
 const fb_tensor *fb_shard_set_find(const fb_shard_set *s, const char *name);
 uint32_t         fb_shard_set_count(const fb_shard_set *s);          /* tensors in all shards */
 const fb_tensor *fb_shard_set_at(const fb_shard_set *s, uint32_t i); /* grouped by file */
-/* The file that holds a tensor of this set, for messages. */
-const char      *fb_shard_set_file(const fb_shard_set *s, const fb_tensor *t);
 void             fb_shard_set_close(fb_shard_set *s);
 
 #endif

@@ -63,8 +63,8 @@ static fb_status set_open_shard(fb_shard_set *s, const char *dir, const char *fi
     s->n_tensor += fb_shard_count(shard);
     for (uint32_t i = 0; i < fb_shard_count(shard); i++)
         if (fb_shard_at(shard, i)->dtype == FB_I16)
-            return fb_fail_file(err, FB_INPUT, path, "tensor '%.96s' is I16; weights are F32, F16 or BF16, so convert the checkpoint "
-                                "first", fb_shard_at(shard, i)->name);
+            return fb_fail_file(err, FB_INPUT, path, "tensor '%.96s' is I16; weights are F32, F16 or BF16, so convert the "
+                                "checkpoint first", fb_shard_at(shard, i)->name);
     return FB_OK;
 }
 
@@ -214,17 +214,6 @@ const fb_tensor *fb_shard_set_at(const fb_shard_set *s, uint32_t i)
         if (i < n)
             return fb_shard_at(s->shards[k], i);
         i -= n;
-    }
-    return NULL;
-}
-
-const char *fb_shard_set_file(const fb_shard_set *s, const fb_tensor *t)
-{
-    for (uint32_t k = 0; k < s->n_shard; k++) {
-        uint32_t         n = fb_shard_count(s->shards[k]);
-        const fb_tensor *first = fb_shard_at(s->shards[k], 0);
-        if (n && t >= first && t < first + n)
-            return fb_shard_path(s->shards[k]);
     }
     return NULL;
 }

@@ -4,16 +4,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "io/file.h"
 #include "io/sys.h"
 
-enum { VERSION = 2, READ_SIZE = 4 << 20, MANIFEST_SIZE_MAX = 64 << 20 };
+enum { VERSION = 2, MANIFEST_SIZE_MAX = 64 << 20, READ_SIZE = 64 << 10 /* it stays in the cache until it is summed */ };
 static const char manifest_file[] = "manifest.json", format_name[] = "forebay checkpoint";
 
 void fb_sums_digits(char digits[FB_SUM_DIGITS + 1], XXH128_hash_t sum)
@@ -182,34 +184,86 @@ done:
     return st;
 }
 
-static fb_status verify_file(const char *dir, const json_t *entry, fb_error *err)
+/* ---- verifying ---- */
+
+typedef struct verification {
+    const char     *dir;
+    fb_sum         *want;
+    pthread_mutex_t mutex; /* guards what follows */
+    size_t          first; /* of the files that are not as they should be, in the manifest's order: it is the one that is told */
+    fb_error        err;
+} verification;
+
+static fb_status verify_file(const char *dir, const fb_sum *want, fb_error *err)
 {
     fb_status st = FB_OK;
-    const char *name, *want;
     char path[FB_PATH_SIZE], digits[FB_SUM_DIGITS + 1];
     uint64_t size;
-    json_int_t want_size;
-    if (json_unpack((json_t *)entry, "{s:s, s:I, s:s}", "name", &name, "size", &want_size, "xxh3_128", &want) != 0
-        || strchr(name, '/'))
-        FB_TRY(fb_fail_file(err, FB_INPUT, dir, "an entry of manifest.json is not as forebay writes it"));
-    FB_TRY(fb_path_join(path, sizeof path, dir, name, err));
+    FB_TRY(fb_path_join(path, sizeof path, dir, want->name, err));
     FB_TRY(sum_file(&size, digits, path, FB_INPUT, err));
-    if (size != (uint64_t)want_size)
+    if (size != want->size)
         FB_TRY(fb_fail_file(err, FB_INPUT, path, "is %llu bytes long, manifest.json says %llu", (unsigned long long)size,
-                            (unsigned long long)want_size));
-    if (strcmp(digits, want))
+                            (unsigned long long)want->size));
+    if (strcmp(digits, want->digits))
         FB_TRY(fb_fail_file(err, FB_INPUT, path, "is damaged: its sum is not the one in manifest.json"));
 done:
     return st;
 }
 
+static void verify_task(void *ctx, uint64_t task, uint32_t worker)
+{
+    (void)worker;
+    verification *v = ctx;
+    fb_error err;
+    pthread_mutex_lock(&v->mutex);
+    bool matters = task < v->first;
+    pthread_mutex_unlock(&v->mutex);
+    if (!matters || verify_file(v->dir, &v->want[task], &err) == FB_OK)
+        return;
+    pthread_mutex_lock(&v->mutex);
+    if (task < v->first) {
+        v->first = task;
+        v->err = err;
+    }
+    pthread_mutex_unlock(&v->mutex);
+}
+
+static fb_status list_files(fb_sums *out, const json_t *files, const char *dir, fb_error *err)
+{
+    fb_status st = FB_OK;
+    for (size_t i = 0; i < json_array_size(files); i++) {
+        const char *name, *digits;
+        json_int_t size;
+        if (json_unpack(json_array_get(files, i), "{s:s, s:I, s:s}", "name", &name, "size", &size, "xxh3_128", &digits) != 0
+            || strchr(name, '/') || strlen(name) >= FB_FILE_NAME_SIZE || strlen(digits) != FB_SUM_DIGITS)
+            FB_TRY(fb_fail_file(err, FB_INPUT, dir, "an entry of manifest.json is not as forebay writes it"));
+        FB_TRY(fb_sums_add(out, name, (uint64_t)size, digits, err));
+    }
+done:
+    return st;
+}
+
+/* A sum is one of a whole file, so it is files that the threads share. */
 fb_status fb_sums_verify(const char *dir, fb_error *err)
 {
+    fb_status st = FB_OK;
     json_t *root = NULL;
-    fb_status st = read_manifest(&root, dir, err);
-    const json_t *files = json_object_get(root, "files");
-    for (size_t i = 0; st == FB_OK && i < json_array_size(files); i++)
-        st = verify_file(dir, json_array_get(files, i), err);
+    fb_sums want = { 0 };
+    fb_team *team = NULL;
+    FB_TRY(read_manifest(&root, dir, err));
+    FB_TRY(list_files(&want, json_object_get(root, "files"), dir, err));
+    uint32_t n_thread = fb_core_count() < want.n ? fb_core_count() : want.n;
+    FB_TRY(fb_team_new(&team, n_thread ? n_thread : 1, "sums", err));
+    verification v = { .dir = dir, .want = want.files, .mutex = PTHREAD_MUTEX_INITIALIZER, .first = want.n };
+    fb_team_run(team, want.n, verify_task, &v);
+    if (v.first < want.n) {
+        st = v.err.status;
+        if (err)
+            *err = v.err;
+    }
+done:
+    fb_team_free(team);
+    fb_sums_free(&want);
     json_decref(root);
     return st;
 }

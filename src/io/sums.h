@@ -3,7 +3,7 @@
  *   { "format": "forebay checkpoint", "version": 2,
  *     "files": [{ "name": ..., "size": ..., "xxh3_128": 32 hexadecimal digits }, ...],
  *     "sum": XXH3-128 of all bytes of this file before the comma that precedes this member }
- * It is written last: a folder without one was never whole.  Threads: one. */
+ * It is written last: a folder without one was never whole.  Threads: one calls. */
 #ifndef FB_IO_SUMS_H
 #define FB_IO_SUMS_H
 
@@ -33,8 +33,9 @@ fb_status fb_sums_add_rest(fb_sums *s, const char *dir, fb_error *err);
 fb_status fb_sums_write(const fb_sums *s, const char *dir, fb_error *err);
 void      fb_sums_free(fb_sums *s);
 
-/* Reads the folder whole.  FB_INPUT: the first file that is missing, of another size or of another sum, or a manifest that is
- * not as fb_sums_write left it.  Files that the manifest does not name do not matter. */
+/* Reads the folder whole, with as many threads as there are cores and files.  FB_INPUT: the first file that is missing, of
+ * another size or of another sum, or a manifest that is not as fb_sums_write left it.  Files that the manifest does not name
+ * do not matter. */
 fb_status fb_sums_verify(const char *dir, fb_error *err);
 
 #endif

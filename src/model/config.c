@@ -30,7 +30,8 @@ static int64_t read_int(fb_json_reader *r, const json_t *object, const char *key
     if (!value)
         return fallback;
     if (!json_is_integer(value) || json_integer_value(value) < min || json_integer_value(value) > max) {
-        fb_json_refuse(r, "'%s' is %s; expected an integer from %lld to %lld", key, fb_json_show(shown, value), (long long)min, (long long)max);
+        fb_json_refuse(r, "'%s' is %s; expected an integer from %lld to %lld", key, fb_json_show(shown, value), (long long)min,
+                       (long long)max);
         return fallback;
     }
     return json_integer_value(value);
@@ -97,7 +98,8 @@ static void read_family(fb_json_reader *r, fb_model_config *c)
     const char *name = json_string_value(json_array_get(names, 0));
     if (!name || json_array_size(names) != 1 || strcmp(name, c->arch->hf_name) != 0) {
         char shown[FB_JSON_SHOWN_SIZE];
-        fb_json_refuse(r, "'architectures' is %s; of the family %s only [\"%s\"] is supported", fb_json_show(shown, names), type, c->arch->hf_name);
+        fb_json_refuse(r, "'architectures' is %s; of the family %s only [\"%s\"] is supported", fb_json_show(shown, names), type,
+                       c->arch->hf_name);
     }
 }
 
@@ -133,7 +135,8 @@ static void read_shape(fb_json_reader *r, fb_model_config *c)
     bool named = json_object_get(r->root, "num_key_value_heads") != NULL;
     c->n_kv_head = read_size(r, "num_key_value_heads", named || !a->n_kv_head_default ? c->n_head : a->n_kv_head_default);
     if (r->st == FB_OK && c->n_head % c->n_kv_head != 0)
-        fb_json_refuse(r, "'num_attention_heads' is %u, which is not a multiple of 'num_key_value_heads', %u", c->n_head, c->n_kv_head);
+        fb_json_refuse(r, "'num_attention_heads' is %u, which is not a multiple of 'num_key_value_heads', %u", c->n_head,
+                       c->n_kv_head);
     if (!field(r->root, "head_dim") && !a->head_dim_default && c->hidden % c->n_head != 0)
         fb_json_refuse(r, "'hidden_size' is %u, which %u heads do not divide, and there is no 'head_dim'", c->hidden, c->n_head);
     if (r->st != FB_OK)
@@ -178,7 +181,8 @@ static void read_layer_types(fb_json_reader *r, fb_model_config *c)
         const char *type = json_string_value(json_array_get(types, l));
         bool        slides = type && strcmp(type, "sliding_attention") == 0;
         if (!type || (!slides && strcmp(type, "full_attention") != 0))
-            fb_json_refuse(r, "layer_types[%u] is '%.64s'; known are: full_attention, sliding_attention", l, type ? type : "not a string");
+            fb_json_refuse(r, "layer_types[%u] is '%.64s'; known are: full_attention, sliding_attention", l,
+                           type ? type : "not a string");
         else if (slides && !c->sliding_window)
             fb_json_refuse(r, "layer_types[%u] is sliding_attention, but no sliding window is in force; set 'sliding_window'%s", l,
                    c->arch->window_by_flag ? " and 'use_sliding_window'" : "");

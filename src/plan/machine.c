@@ -81,7 +81,8 @@ static void read_text(fb_json_reader *r, const field *f, const json_t *value, ch
     for (size_t i = 0; plain && i < length; i++)
         plain = (unsigned char)text[i] >= 0x20 && text[i] != 0x7f; /* it will be printed */
     if (!plain)
-        fb_json_refuse(r, "'%s' is %s; expected a string of 1 to 95 bytes without control characters", f->name, fb_json_show(shown, value));
+        fb_json_refuse(r, "'%s' is %s; expected a string of 1 to 95 bytes without control characters", f->name,
+                       fb_json_show(shown, value));
     else
         memcpy(out, text, length + 1);
 }
@@ -97,8 +98,8 @@ static void read_number(fb_json_reader *r, const field *f, const json_t *value, 
     char shown[FB_JSON_SHOWN_SIZE];
     bool whole = f->kind != REAL;
     if (!(whole ? json_is_integer(value) : json_is_number(value)) || !in_range(f, json_number_value(value)))
-        fb_json_refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, fb_json_show(shown, value), whole ? "an integer" : "a number",
-               f->min, f->max);
+        fb_json_refuse(r, "'%s' is %s; expected %s from %g to %g", f->name, fb_json_show(shown, value),
+                       whole ? "an integer" : "a number", f->min, f->max);
     else if (f->kind == REAL)
         *(double *)out = json_number_value(value);
     else if (f->kind == COUNT)
@@ -124,12 +125,14 @@ static void read_curve(fb_json_reader *r, const field *f, const json_t *value, f
         out->x[i] = json_number_value(x);
         out->y[i] = json_number_value(y);
         if (!(out->x[i] > 0 && out->x[i] <= 1e18))
-            fb_json_refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, fb_json_show(shown, point), i + 1);
+            fb_json_refuse(r, "'%s' has %s as point %zu; expected an x above 0, at most 1e18", f->name, fb_json_show(shown, point),
+                           i + 1);
         else if (i > 0 && !(out->x[i] > out->x[i - 1]))
-            fb_json_refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, fb_json_show(shown, point), i + 1,
-                   out->x[i - 1]);
+            fb_json_refuse(r, "'%s' has %s as point %zu, behind x = %g; expected rising x", f->name, fb_json_show(shown, point),
+                           i + 1, out->x[i - 1]);
         else if (!in_range(f, out->y[i]))
-            fb_json_refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, fb_json_show(shown, point), i + 1, f->min, f->max);
+            fb_json_refuse(r, "'%s' has %s as point %zu; expected a y from %g to %g", f->name, fb_json_show(shown, point), i + 1,
+                           f->min, f->max);
     }
     out->n = (uint32_t)n;
 }

@@ -251,10 +251,20 @@ void fb_plan_lay_out(fb_plan *p, const fb_plan_request *r, const fb_layout *l)
     }
 }
 
+uint64_t fb_plan_device_short(const fb_plan *p, const fb_plan_request *r)
+{
+    return r->hbm_budget && p->device_bytes > r->hbm_budget ? p->device_bytes - r->hbm_budget : 0;
+}
+
+uint64_t fb_plan_host_short(const fb_plan *p, const fb_plan_request *r)
+{
+    uint64_t host = p->host_bytes + (r->unified ? p->device_bytes : 0);
+    return r->ram_budget && host > r->ram_budget ? host - r->ram_budget : 0;
+}
+
 bool fb_plan_fits(const fb_plan *p, const fb_plan_request *r)
 {
-    return (!r->hbm_budget || p->device_bytes <= r->hbm_budget)
-           && (!r->ram_budget || p->host_bytes + (r->unified ? p->device_bytes : 0) <= r->ram_budget);
+    return !fb_plan_device_short(p, r) && !fb_plan_host_short(p, r);
 }
 
 static double mib(uint64_t bytes)
@@ -299,31 +309,48 @@ fb_status fb_plan_check(const fb_plan_request *r, fb_error *err)
         return fb_fail(err, FB_CONFIG, "plan: a micro-batch of %u rows of %u tokens has %llu tokens, 1 to %d are possible",
                        r->micro_rows, r->row_len, (unsigned long long)t, INT32_MAX / 2);
     if (!is_countable(r, t))
-        return fb_fail(err, FB_CONFIG, "plan: a step of %u micro-batches of %llu tokens needs more memory than any machine has; lower "
-                       "gradient_accumulation_steps or per_device_train_batch_size", r->n_micro, (unsigned long long)t);
+        return fb_fail(err, FB_CONFIG, "plan: a step of %u micro-batches of %llu tokens needs more memory than any machine has; "
+                       "lower gradient_accumulation_steps or per_device_train_batch_size", r->n_micro, (unsigned long long)t);
     return FB_OK;
+}
+
+enum { SIDE_SIZE = 400 };
+
+static void say_device(char text[SIDE_SIZE], const fb_plan *p, const fb_plan_request *r)
+{
+    char how[200];
+    remedy(how, sizeof how, p, r);
+    snprintf(text, SIDE_SIZE, "the device needs %.1f MiB, hbm_budget allows %.1f MiB, %.1f MiB are short; %s", mib(p->device_bytes),
+             mib(r->hbm_budget), mib(fb_plan_device_short(p, r)), how);
+}
+
+/* limit_most: letters of the limit's name, so that what is to be done about it is not cut off behind it. */
+static void say_host(char text[SIDE_SIZE], const fb_plan *p, const fb_plan_request *r, int limit_most)
+{
+    uint64_t is_short = fb_plan_host_short(p, r);
+    double needs = mib(r->ram_budget + is_short);
+    const char *arena = r->unified ? " (device arena included)" : "";
+    const char *fewer = r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "";
+    if (r->ram_limit)
+        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, %.*s leaves %.1f MiB for it, %.1f MiB are short; free memory or "
+                 "raise that limit%s, or take a smaller model", needs, arena, limit_most, r->ram_limit, mib(r->ram_budget),
+                 mib(is_short), fewer);
+    else
+        snprintf(text, SIDE_SIZE, "host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; raise "
+                 "ram_budget%s or take a smaller model", needs, arena, mib(r->ram_budget), mib(is_short), fewer);
 }
 
 fb_status fb_plan_refuse(const fb_plan *p, const fb_plan_request *r, fb_error *err)
 {
-    if (r->hbm_budget && p->device_bytes > r->hbm_budget) {
-        char how[200];
-        remedy(how, sizeof how, p, r);
-        return fb_fail(err, FB_NOFIT, "plan: the device needs %.1f MiB, hbm_budget allows %.1f MiB, %.1f MiB are short; %s",
-                       mib(p->device_bytes), mib(r->hbm_budget), mib(p->device_bytes - r->hbm_budget), how);
-    }
-    uint64_t host = p->host_bytes + (r->unified ? p->device_bytes : 0);
-    if (r->ram_limit && r->ram_budget && host > r->ram_budget)
-        return fb_fail(err, FB_NOFIT, "plan: host memory needs %.1f MiB%s, %s leaves %.1f MiB for it, %.1f MiB are short; free memory or "
-                       "raise that limit%s, or take a smaller model", mib(host), r->unified ? " (device arena included)" : "",
-                       r->ram_limit, mib(r->ram_budget), mib(host - r->ram_budget),
-                       r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "");
-    if (r->ram_budget && host > r->ram_budget)
-        return fb_fail(err, FB_NOFIT, "plan: host memory needs %.1f MiB%s, ram_budget allows %.1f MiB, %.1f MiB are short; "
-                       "raise ram_budget%s or take a smaller model", mib(host), r->unified ? " (device arena included)" : "",
-                       mib(r->ram_budget), mib(host - r->ram_budget),
-                       r->train && r->clip ? ", set max_grad_norm: 0 (no stored gradients)" : "");
-    return FB_OK;
+    char device[SIDE_SIZE] = "", host[SIDE_SIZE] = "";
+    bool device_short = fb_plan_device_short(p, r), host_short = fb_plan_host_short(p, r);
+    if (!device_short && !host_short)
+        return FB_OK;
+    if (device_short)
+        say_device(device, p, r);
+    if (host_short)
+        say_host(host, p, r, device_short ? 80 : 160);
+    return fb_fail(err, FB_NOFIT, "plan: %s%s%s", device, device_short && host_short ? "; and " : "", host);
 }
 
 fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, const fb_layout *asked, fb_error *err)
@@ -333,8 +360,8 @@ fb_status fb_plan_build(fb_plan *out, const fb_plan_request *r, const fb_layout 
         return st;
     fb_layout l = *asked;
     fb_plan_lay_out(out, r, &l);
-    /* The fewest passes that fit: each further pass moves all streamed weights once more, which is dearer than moving what is kept to
-     * the host and back. */
+    /* The fewest passes that fit: each further pass moves all streamed weights once more, which is dearer than moving what is kept
+     * to the host and back. */
     bool capped = r->train && r->hbm_budget;
     for (l.n_pass = out->layout.n_pass; capped && out->device_bytes > r->hbm_budget && l.n_pass <= r->n_micro; l.n_pass++)
         for (int on_host = asked->kept_on_host; on_host < 2 && out->device_bytes > r->hbm_budget; on_host++) {

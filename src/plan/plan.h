@@ -86,8 +86,9 @@ typedef struct fb_region {
 typedef struct fb_plan {
     fb_region device[FB_DEV_COUNT], host[FB_HOST_COUNT];
     uint64_t  device_bytes, host_bytes;
-    bool      host_aliased;     /* set by whoever wants it, after planning: all layers share one layer's host memory, so that the speed of
-                                 * a model can be measured whose state no host here holds; what it learns means nothing */
+    bool      host_aliased;     /* set by whoever wants it, after planning: all layers share one layer's host memory, so that
+                                 * the speed of a model can be measured whose state no host here holds; what it learns means
+                                 * nothing */
     fb_layout layout;           /* slots, n_pass, n_rich as they came out */
     fb_dtype  act;
     bool      train, clip;
@@ -109,8 +110,11 @@ typedef struct fb_plan {
 fb_status fb_plan_check(const fb_plan_request *r, fb_error *err);
 /* Every size and offset of a layout.  Whether it fits is another question. */
 void      fb_plan_lay_out(fb_plan *out, const fb_plan_request *r, const fb_layout *l);
+/* Bytes that a side needs beyond its budget. */
+uint64_t  fb_plan_device_short(const fb_plan *p, const fb_plan_request *r);
+uint64_t  fb_plan_host_short(const fb_plan *p, const fb_plan_request *r);
 bool      fb_plan_fits(const fb_plan *p, const fb_plan_request *r);
-/* FB_NOFIT: which side is short, by how much, and which key to change; FB_OK: it fits. */
+/* FB_NOFIT: which side is short, or both, by how much, and which key to change; FB_OK: it fits. */
 fb_status fb_plan_refuse(const fb_plan *p, const fb_plan_request *r, fb_error *err);
 /* The layout asked for, if need be with what is kept on the host, and if that does not do, with more passes.  FB_NOFIT as
  * above; *out is then the last one tried. */

@@ -87,9 +87,7 @@ static void list_cuts(seeker *s, uint32_t preferred)
 /* Device memory is not to be had in larger pieces, host memory is: what one side lacks is rather said of the host. */
 static uint64_t shortfall(const fb_plan *p, const fb_plan_request *r)
 {
-    uint64_t host = p->host_bytes + (r->unified ? p->device_bytes : 0);
-    return (r->hbm_budget && p->device_bytes > r->hbm_budget ? 2 * (p->device_bytes - r->hbm_budget) : 0)
-           + (r->ram_budget && host > r->ram_budget ? host - r->ram_budget : 0);
+    return 2 * fb_plan_device_short(p, r) + fb_plan_host_short(p, r);
 }
 
 static bool lay_out(seeker *s, fb_plan *p, const fb_layout *l)
@@ -121,7 +119,7 @@ static bool fits_host(seeker *s, const fb_layout *l)
 {
     fb_plan p;
     lay_out(s, &p, l);
-    return !s->r.ram_budget || p.host_bytes + (s->r.unified ? p.device_bytes : 0) <= s->r.ram_budget;
+    return !fb_plan_host_short(&p, &s->r);
 }
 
 static bool fits_device(seeker *s, const fb_layout *l)
@@ -553,7 +551,8 @@ static void search(seeker *s, uint32_t preferred)
     s->coarse = true;
     try_cut(s, preferred);
     uint32_t last = UINT32_MAX; /* of cuts that are nearly the same one is enough: the best's neighbours come later */
-    for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;) /* on the cpu another cut would buy nothing */
+    /* on the cpu another cut would buy nothing */
+    for (uint32_t i = s->n_cut; i-- > 0 && w->micro_rows == FB_AUTO && !s->r.unified;)
         if (i == 0 || s->cuts[i] < last - last / 4) {
             try_cut(s, s->cuts[i]);
             last = s->cuts[i];

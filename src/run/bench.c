@@ -50,7 +50,8 @@ static double process_age(void)
         fclose(f);
     text[n] = 0;
     char *after_name = strrchr(text, ')'); /* proc(5): field 2 may hold anything; starttime is field 22 */
-    if (!after_name || sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+    if (!after_name
+        || sscanf(after_name + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
         return NAN;
     clock_gettime(CLOCK_BOOTTIME, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - (double)ticks / (double)sysconf(_SC_CLK_TCK);
@@ -253,15 +254,17 @@ static void introduce(const bench *b, bool json)
 {
     const fb_session *s = &b->session;
     fb_say_kind kind = json ? FB_SAY_PROGRESS : FB_SAY_RESULT;
-    fb_say(b->sink, kind, "%s: %.1f M parameters in %u layers, %s; computed in %s on %s (%s)", b->name, (double)s->manifest.n_weight / 1e6,
+    fb_say(b->sink, kind, "%s: %.1f M parameters in %u layers, %s; computed in %s on %s (%s)", b->name,
+           (double)s->manifest.n_weight / 1e6,
            s->manifest.cfg.n_layer, s->shards ? "the checkpoint's weights" : "random weights", fb_dtype_hf_str(s->act),
            s->device->ops->name, s->info.name);
     char layout[FB_LAYOUT_SIZE];
     fb_layout_describe(&s->plan, &s->manifest, layout);
-    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len, b->n_micro,
-           b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
+    fb_say(b->sink, kind, "%u rows of %u tokens a step, %u micro-batch%s of %u; %s; clipping %s", b->rows, b->o->cutoff_len,
+           b->n_micro, b->n_micro > 1 ? "es" : "", b->micro_rows, layout, b->o->max_grad_norm > 0 ? "exact" : "off");
     fb_say(b->sink, kind, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);
-    fb_say(b->sink, kind, "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
+    fb_say(b->sink, kind,
+           "TFLOPS is 6 P T with P all parameters; MFU counts causal attention too; hardware, what is really computed");
 }
 
 static void report_text(const bench *b)
@@ -280,7 +283,8 @@ static void report_text(const bench *b)
     fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
     fb_say(b->sink, FB_SAY_RESULT, "start-up: %.2f s from the start of the process to the end of the first step", b->start_up);
     if (m.time.n_lost)
-        fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them", (unsigned long long)m.time.n_lost);
+        fb_say(b->sink, FB_SAY_WARNING, "%llu spans did not fit the trace; idle times are short of them",
+               (unsigned long long)m.time.n_lost);
 }
 
 static json_t *figures(const bench *b, const step *s)
@@ -334,10 +338,12 @@ static fb_status report_json(const bench *b, fb_error *err)
     }
     char *options = fb_options_json(b->o);
     json_t *root = json_pack("{s:f, s:s, s:I, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:o*}",
-        "seconds_foreseen", s->foreseen.seconds, "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend", s->device->ops->name, "device", s->info.name,
+        "seconds_foreseen", s->foreseen.seconds, "model", b->name, "parameters", (json_int_t)s->manifest.n_weight, "backend",
+        s->device->ops->name, "device", s->info.name,
         "compute_dtype", fb_dtype_hf_str(s->act), "tokens_per_step", (json_int_t)b->steps[0].n_token,
         "micro_batches", (int)b->n_micro, "passes", (int)s->plan.layout.n_pass, "slots", (int)s->plan.layout.slots,
-        "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops", s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
+        "block_inputs_on_host", s->plan.layout.kept_on_host, "peak_tflops",
+        s->info.peak_flops > 0 ? fb_json_real(1e-12 * s->info.peak_flops) : json_null(),
         "median", figures(b, &m), "steps", steps, "memory", memory_json(b), "start_up_seconds", fb_json_real(b->start_up),
         "spans_lost", (json_int_t)m.time.n_lost, "options", options ? json_loads(options, 0, NULL) : NULL);
     free(options);
@@ -367,7 +373,8 @@ static fb_status open_model(bench *b, const fb_bench_request *r, fb_error *err)
     char config[FB_PRESET_SIZE], known[256];
     fb_preset_names(known, sizeof known);
     if (r->preset && r->model_dir)
-        return fb_fail(err, FB_CONFIG, "bench: a preset (%s) and a model's folder (%s) are given; give one", r->preset, r->model_dir);
+        return fb_fail(err, FB_CONFIG, "bench: a preset (%s) and a model's folder (%s) are given; give one", r->preset,
+                       r->model_dir);
     b->name = r->preset ? r->preset : r->model_dir;
     if (!b->name)
         return fb_fail(err, FB_CONFIG, "bench: which shape?  Give --model DIR or --preset NAME, one of %s", known);

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@
 #include "run/masters.h"
 #include "run/sink.h"
 
-enum { CHUNK = 1 << 18, PIECE = 1 << 12, STATE_SIZE_MAX = 64 << 20 }; /* elements a task loads, and at a time */
+enum { CHUNK = 1 << 18, PIECE = 1 << 14, STATE_SIZE_MAX = 64 << 20 }; /* elements a task loads, and at a time */
 static const char state_file[] = "trainer_state.json";
 
 /* ---- masters and moments ---- */
@@ -40,23 +39,24 @@ typedef struct load {
 
 static fb_status load_piece(const load *l, uint64_t first, uint64_t n, fb_error *err)
 {
-    float f[PIECE];
-    if (l->from->masters)
-        fb_masters_read(l->from->masters, l->param, first, n, f);
-    else
-        memcpy(f, (const char *)fb_shard_find(l->from->moments, l->param->name)->data + first * sizeof *f, n * sizeof *f);
-    for (uint64_t i = 0; i < n; i++)
-        if (!isfinite(f[i]))
-            return fb_fail(err, FB_INPUT, "'%s' is not finite at element %llu; take an earlier checkpoint", l->param->name,
-                           (unsigned long long)(first + i));
+    float buffer[PIECE];
+    const source *from = l->from;
     uint32_t block = l->param->block;
     uint64_t at = l->param->offset + first;
-    if (fb_state_on_device(l->state, block))
-        return fb_state_put(l->state, l->from->part, block, at, n, f, err);
-    if (l->from->masters)
+    bool device = fb_state_on_device(l->state, block);
+    float *f = device || from->masters ? buffer : fb_state_at(l->state, from->part, block, at); /* moments go straight home */
+    fb_status st = from->masters ? fb_masters_read(from->masters, l->param, first, n, f, err)
+                                 : fb_tensor_read_f32(fb_shard_find(from->moments, l->param->name), first, n, f, err);
+    if (st != FB_OK)
+        return st;
+    uint64_t bad = fb_find_nonfinite(f, n);
+    if (bad < n)
+        return fb_fail(err, FB_INPUT, "'%s' is not finite at element %llu; take an earlier checkpoint", l->param->name,
+                       (unsigned long long)(first + bad));
+    if (device)
+        return fb_state_put(l->state, from->part, block, at, n, f, err);
+    if (from->masters)
         fb_state_write(l->state, block, at, n, f);
-    else
-        memcpy(fb_state_at(l->state, l->from->part, block, at), f, n * sizeof *f);
     return FB_OK;
 }
 
@@ -67,7 +67,7 @@ static void load_chunk(void *ctx, uint64_t task, uint32_t worker)
     fb_error err;
     uint64_t n = l->param->rows * l->param->cols, end = (task + 1) * CHUNK < n ? (task + 1) * CHUNK : n;
     fb_status st = FB_OK;
-    for (uint64_t at = task * CHUNK; at < end && st == FB_OK; at += PIECE)
+    for (uint64_t at = task * CHUNK; at < end && st == FB_OK && !__atomic_load_n(&l->fails, __ATOMIC_RELAXED); at += PIECE)
         st = load_piece(l, at, end - at < PIECE ? end - at : PIECE, &err);
     if (st == FB_OK || __atomic_exchange_n(&l->fails, true, __ATOMIC_RELAXED)) /* the first to fail tells */
         return;

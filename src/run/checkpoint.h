@@ -57,7 +57,8 @@ uint64_t fb_checkpoint_bytes(const char *output_dir);
 /* All checkpoint-N folders of output_dir, for a run that starts afresh. */
 fb_status fb_checkpoint_remove_all(const char *output_dir, fb_error *err);
 
-/* Masters and moments.  The caller is the thread that calls the device.  FB_INPUT: a tensor is missing or has another shape. */
+/* Masters and moments.  The caller is the thread that calls the device.  FB_INPUT: a tensor is missing or has another shape.
+ * FB_IO: a file became shorter, or cannot be read. */
 fb_status fb_checkpoint_load(fb_state *s, const char *dir, fb_team *team, fb_error *err);
 
 #endif

@@ -98,7 +98,8 @@ fb_status fb_dataset_open(fb_dataset *out, const fb_options *o, const fb_model_c
     fb_dataset d = { 0 };
     FB_TRY(fb_path_join(dir, sizeof dir, o->output_dir, "data", err));
     FB_TRY(ask(&reply, o, c, "build", dir, 1, stop, err));
-    const char *train = json_string_value(json_object_get(reply, "train")), *eval = json_string_value(json_object_get(reply, "eval"));
+    const char *train = json_string_value(json_object_get(reply, "train")),
+        *eval = json_string_value(json_object_get(reply, "eval"));
     if (!train)
         FB_TRY(fb_fail(err, FB_FAILED, "data: forebay.data named no shard"));
     d.n_dropped = number(reply, "dropped");

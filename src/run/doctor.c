@@ -69,7 +69,8 @@ static bool check_python(const fb_sink *sink)
             ok &= json_is_string(value);
         }
     } else
-        fb_say(sink, FB_SAY_RESULT, "python  not usable: %s", st == FB_OK ? "it answered with something that is not JSON" : err.msg);
+        fb_say(sink, FB_SAY_RESULT, "python  not usable: %s",
+               st == FB_OK ? "it answered with something that is not JSON" : err.msg);
     json_decref(reply);
     return ok;
 }
@@ -84,7 +85,8 @@ fb_status fb_doctor(const fb_sink *sink, fb_error *err)
             snprintf(usable + strlen(usable), sizeof usable - strlen(usable), "%s%s", *usable ? ", " : "", kernels[i]);
     fb_adamw_select("auto");
     fb_say(sink, FB_SAY_RESULT, "forebay %s", fb_version());
-    fb_say(sink, FB_SAY_RESULT, "cpu     %s, %u cores to use; update kernels: %s (auto: %s)", cpu, fb_core_count(), usable, fb_adamw_selected());
+    fb_say(sink, FB_SAY_RESULT, "cpu     %s, %u cores to use; update kernels: %s (auto: %s)", cpu, fb_core_count(), usable,
+           fb_adamw_selected());
     fb_say(sink, FB_SAY_RESULT, "memory  %.1f GiB available", (double)fb_memory_available() / 0x1p30);
     bool cpu_ok = check_backend("cpu", sink);
     check_backend("cuda", sink); /* its absence is no fault */
@@ -92,7 +94,8 @@ fb_status fb_doctor(const fb_sink *sink, fb_error *err)
     if (!cpu_ok)
         return fb_fail(err, FB_FAILED, "doctor: no back end is usable");
     if (!python_ok)
-        return fb_fail(err, FB_FAILED, "doctor: the Python side is not usable, so only pre-made token shards train; run `make setup`, or set FOREBAY_PYTHON");
+        return fb_fail(err, FB_FAILED, "doctor: the Python side is not usable, so only pre-made token shards train; run `make "
+                       "setup`, or set FOREBAY_PYTHON");
     fb_say(sink, FB_SAY_RESULT, "all that training needs is here");
     return FB_OK;
 }

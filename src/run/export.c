@@ -34,8 +34,8 @@ fb_status fb_export_check(const char *source_dir, fb_error *err)
         bool inside;
         char *real = fb_file_resolve(source_dir, companions[i], &inside);
         if (real && !inside && (st = fb_path_join(path, sizeof path, source_dir, companions[i], err)) == FB_OK)
-            st = fb_fail_file(err, FB_INPUT, path, "is a link that leads out of its folder, to %.160s, and would be copied; put the "
-                              "file in its place", real);
+            st = fb_fail_file(err, FB_INPUT, path, "is a link that leads out of its folder, to %.160s, and would be copied; put "
+                              "the file in its place", real);
         free(real);
     }
     return st;
@@ -78,7 +78,8 @@ done:
     return st;
 }
 
-fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const void *ctx, const char *out_dir, fb_dtype dtype, fb_error *err)
+fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const void *ctx, const char *out_dir, fb_dtype dtype,
+                            fb_error *err)
 {
     fb_status st = FB_OK;
     fb_shard_writer *w = NULL;

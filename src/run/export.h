@@ -14,7 +14,8 @@
 fb_status fb_export_model(const fb_state *s, const char *source_dir, const char *out_dir, fb_dtype dtype, fb_error *err);
 /* The weights alone, from wherever read finds them: n elements of the parameter from element first, as float32. */
 typedef fb_status (*fb_weight_reader)(const void *ctx, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err);
-fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const void *ctx, const char *out_dir, fb_dtype dtype, fb_error *err);
+fb_status fb_export_weights(const fb_manifest *m, fb_weight_reader read, const void *ctx, const char *out_dir, fb_dtype dtype,
+                            fb_error *err);
 /* The small files go along as they are, and a folder that is exported is often published, so none may be a link to a file elsewhere
  * on this machine: FB_INPUT.  For a run's start; fb_export_companions looks again. */
 fb_status fb_export_check(const char *source_dir, fb_error *err);

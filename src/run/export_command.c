@@ -22,9 +22,7 @@ static fb_status dtype_of(fb_dtype *out, const char *name, fb_dtype otherwise, f
 
 static fb_status read_master(const void *masters, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err)
 {
-    (void)err;
-    fb_masters_read(masters, p, first, n, out);
-    return FB_OK;
+    return fb_masters_read(masters, p, first, n, out, err);
 }
 
 fb_status fb_export(const char *checkpoint_dir, const char *out_dir, const char *save_dtype, const fb_sink *sink, fb_error *err)

@@ -62,7 +62,8 @@ static fb_status read_override(request *r, const char *arg, fb_error *err)
     size_t n = value ? (size_t)(value++ - arg) : 0;
 #define IS(key) (n == strlen(key) && !strncmp(arg, key, n))
     if (IS("max_new_tokens"))
-        return whole(value, 1u << 24, &r->max_new_tokens) && r->max_new_tokens ? FB_OK : bad_value(err, "max_new_tokens", "a number from 1", value);
+        return whole(value, 1u << 24, &r->max_new_tokens) && r->max_new_tokens ? FB_OK
+            : bad_value(err, "max_new_tokens", "a number from 1", value);
     if (IS("top_k"))
         return whole(value, UINT32_MAX, &r->top_k) ? FB_OK : bad_value(err, "top_k", "a whole number (0: all)", value);
     if (IS("seed"))
@@ -108,7 +109,8 @@ static fb_status ask_text(generator *g, json_t *question, json_t **answer, fb_er
     const char *wrong = json_string_value(json_object_get(*answer, "error"));
     if (*answer && !wrong)
         return FB_OK;
-    st = wrong ? fb_fail(err, FB_INPUT, "%s", wrong) : fb_fail(err, FB_FAILED, "generate: forebay.text answered with something that is not JSON");
+    st = wrong ? fb_fail(err, FB_INPUT, "%s", wrong)
+        : fb_fail(err, FB_FAILED, "generate: forebay.text answered with something that is not JSON");
     json_decref(*answer);
     *answer = NULL;
     return st;
@@ -118,11 +120,13 @@ static fb_status take_ids(const json_t *array, uint32_t *out, size_t max, uint32
 {
     *n = 0;
     if (json_array_size(array) > max)
-        return fb_fail(err, FB_CONFIG, "generate: the prompt has %zu tokens, at most %zu are possible", json_array_size(array), max);
+        return fb_fail(err, FB_CONFIG, "generate: the prompt has %zu tokens, at most %zu are possible", json_array_size(array),
+                       max);
     for (size_t i = 0; i < json_array_size(array); i++) {
         json_int_t id = json_integer_value(json_array_get(array, i));
         if (id < 0 || id >= vocab)
-            return fb_fail(err, FB_INPUT, "generate: the tokenizer gives id %lld, the model's vocabulary has %u", (long long)id, vocab);
+            return fb_fail(err, FB_INPUT, "generate: the tokenizer gives id %lld, the model's vocabulary has %u", (long long)id,
+                           vocab);
         out[(*n)++] = (uint32_t)id;
     }
     return FB_OK;
@@ -136,7 +140,8 @@ static fb_status encode_prompt(generator *g, const char *model_dir, const char *
     FB_TRY(fb_python_start(&g->text, "forebay.text", (const char *const[]){ model_dir, NULL }, err));
     FB_TRY(ask_text(g, json_pack("{s:s}", "op", "info"), &info, err));
     bool chat = !g->r.raw && json_is_true(json_object_get(info, "has_template"));
-    FB_TRY(ask_text(g, json_pack("{s:s, s:s, s:b, s:s?}", "op", "encode", "text", prompt, "chat", chat, "system", g->r.system), &encoded, err));
+    FB_TRY(ask_text(g, json_pack("{s:s, s:s, s:b, s:s?}", "op", "encode", "text", prompt, "chat", chat, "system", g->r.system),
+                    &encoded, err));
     const json_t *ids = json_object_get(encoded, "ids");
     g->n_max = (uint32_t)(json_array_size(ids) + g->r.max_new_tokens);
     g->ids = calloc(g->n_max, sizeof *g->ids);
@@ -259,7 +264,8 @@ fb_status fb_generate(const char *model_dir, const char *prompt, const char *con
     FB_TRY(fb_session_open(&g.session, model_dir, err));
     FB_TRY(encode_prompt(&g, model_dir, prompt, err));
     FB_TRY(start_model(&g, err));
-    g.sampler = (fb_sampler){ .temperature = g.r.temperature, .top_p = g.r.top_p, .top_k = (uint32_t)g.r.top_k, .random = g.r.seed };
+    g.sampler = (fb_sampler){ .temperature = g.r.temperature, .top_p = g.r.top_p, .top_k = (uint32_t)g.r.top_k,
+                              .random = g.r.seed };
     FB_TRY(fb_sampler_init(&g.sampler, g.session.manifest.cfg.vocab, err));
     g.logits = calloc(g.session.manifest.cfg.vocab, sizeof *g.logits);
     if (!g.logits)

@@ -26,7 +26,8 @@ static json_t *to_json(const fb_manifest *m, const fb_shard_set *set)
             "kind", kind_str(m->blocks[p->block].kind), "decay", p->decay));
     }
     return json_pack("{s:s, s:s, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:o}", "model_type", c->arch->model_type,
-        "architecture", c->arch->hf_name, "parameters", (json_int_t)m->n_weight, "hidden", (int)c->hidden, "layers", (int)c->n_layer,
+        "architecture", c->arch->hf_name, "parameters", (json_int_t)m->n_weight, "hidden", (int)c->hidden, "layers",
+        (int)c->n_layer,
         "heads", (int)c->n_head, "kv_heads", (int)c->n_kv_head, "head_dim", (int)c->head_dim, "ffn", (int)c->ffn_dim,
         "vocab", (int)c->vocab, "tied", c->tied, "blocks", (int)m->n_block, "tensors", tensors);
 }
@@ -34,7 +35,8 @@ static json_t *to_json(const fb_manifest *m, const fb_shard_set *set)
 static void to_text(const fb_manifest *m, const fb_shard_set *set, const fb_sink *sink)
 {
     const fb_model_config *c = &m->cfg;
-    fb_say(sink, FB_SAY_RESULT, "%s (%s): %.1f M parameters, %u layers, hidden %u, %u heads (%u key-value) of %u, ffn %u, vocabulary %u%s",
+    fb_say(sink, FB_SAY_RESULT,
+           "%s (%s): %.1f M parameters, %u layers, hidden %u, %u heads (%u key-value) of %u, ffn %u, vocabulary %u%s",
            c->arch->hf_name, c->arch->model_type, (double)m->n_weight / 1e6, c->n_layer, c->hidden, c->n_head, c->n_kv_head,
            c->head_dim, c->ffn_dim, c->vocab, c->tied ? ", tied" : "");
     for (uint32_t i = 0; i < m->n_param; i++) {
@@ -45,7 +47,8 @@ static void to_text(const fb_manifest *m, const fb_shard_set *set, const fb_sink
             snprintf(shape, sizeof shape, "[%llu]", (unsigned long long)p->rows);
         else
             snprintf(shape, sizeof shape, "[%llu,%llu]", (unsigned long long)p->rows, (unsigned long long)p->cols);
-        fb_say(sink, FB_SAY_RESULT, "  block %-4u %-10s %-4s %-16s %s", p->block, fb_role_str(p->role), fb_dtype_str(t->dtype), shape, p->name);
+        fb_say(sink, FB_SAY_RESULT, "  block %-4u %-10s %-4s %-16s %s", p->block, fb_role_str(p->role), fb_dtype_str(t->dtype),
+               shape, p->name);
     }
 }
 

@@ -121,7 +121,8 @@ fb_status fb_loader_new(fb_loader **out, const fb_tokens *tokens, const fb_loade
     if (tokens->n_doc == 0)
         return fb_fail(err, FB_INPUT, "data: the dataset has no rows");
     if (tokens->doc_len_max > o->row_len)
-        return fb_fail(err, FB_INPUT, "data: a document has %u tokens, a row holds %u; raise cutoff_len", tokens->doc_len_max, o->row_len);
+        return fb_fail(err, FB_INPUT, "data: a document has %u tokens, a row holds %u; raise cutoff_len", tokens->doc_len_max,
+                       o->row_len);
     fb_loader *l = calloc(1, sizeof *l);
     if (!l)
         return fb_fail(err, FB_NOMEM, "data: no memory for the loader");

@@ -4,6 +4,8 @@
 #include "optim/adamw.h"
 #include "run/checkpoint_write.h"
 
+enum { READ = 1 << 14 }; /* elements at a time of each half */
+
 fb_status fb_check_tensor(const fb_shard *s, const fb_param *p, fb_dtype dtype, fb_error *err)
 {
     const fb_tensor *t = fb_shard_find(s, p->name);
@@ -47,27 +49,22 @@ done:
     return st;
 }
 
-static const unsigned char *element(const fb_tensor *t, uint64_t i)
+fb_status fb_masters_read(const fb_masters *s, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err)
 {
-    return (const unsigned char *)t->data + i * fb_dtype_size(t->dtype);
-}
-
-void fb_masters_read(const fb_masters *s, const fb_param *p, uint64_t first, uint64_t n, float *out)
-{
+    fb_status st = FB_OK;
     const fb_tensor *t = fb_shard_set_find(s->weights, p->name), *x = s->exact ? fb_shard_find(s->exact, p->name) : NULL;
-    if (!x || x->dtype != FB_I16) {
-        t = x ? x : t;
-        fb_to_f32(out, element(t, first), t->dtype, n);
-        return;
-    }
-    for (uint64_t i = 0, k; i < n; i += k) { /* by way of copies: a file's alignment is not promised */
-        uint16_t hi[1024];
-        int16_t lo[1024];
-        k = n - i < FB_COUNT(hi) ? n - i : FB_COUNT(hi);
-        memcpy(hi, element(t, first + i), k * sizeof *hi);
-        memcpy(lo, element(x, first + i), k * sizeof *lo);
+    uint16_t hi[READ];
+    int16_t lo[READ];
+    if (!x || x->dtype != FB_I16)
+        return fb_tensor_read_f32(x ? x : t, first, n, out, err);
+    for (uint64_t i = 0, k; i < n; i += k) {
+        k = n - i < READ ? n - i : READ;
+        FB_TRY(fb_tensor_read(t, first + i, k, hi, err));
+        FB_TRY(fb_tensor_read(x, first + i, k, lo, err));
         fb_join_f32(out + i, hi, lo, k);
     }
+done:
+    return st;
 }
 
 void fb_masters_close(fb_masters *s)

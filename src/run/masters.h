@@ -11,7 +11,8 @@ typedef struct fb_masters {
 
 /* Everything the manifest names is there, with its shape.  FB_INPUT. */
 fb_status fb_masters_open(fb_masters *out, const fb_manifest *m, const char *dir, fb_error *err);
-void      fb_masters_read(const fb_masters *s, const fb_param *p, uint64_t first, uint64_t n, float *out);
+/* Any thread.  FB_IO: a file became shorter, or cannot be read. */
+fb_status fb_masters_read(const fb_masters *s, const fb_param *p, uint64_t first, uint64_t n, float *out, fb_error *err);
 void      fb_masters_close(fb_masters *s); /* a zeroed struct is fine */
 
 /* FB_INPUT: the shard lacks the parameter, or has it with another shape or dtype. */

@@ -37,7 +37,8 @@ static bool layers_fit(const fb_outlook *o, uint32_t n)
 }
 
 /* The largest n up to most that fits, a larger one needing more; 0: none.  open: it is the most that was tried. */
-static uint32_t largest(const fb_outlook *o, bool (*fits)(const fb_outlook *o, uint32_t n), uint32_t from, uint32_t most, bool *open)
+static uint32_t largest(const fb_outlook *o, bool (*fits)(const fb_outlook *o, uint32_t n), uint32_t from, uint32_t most,
+                        bool *open)
 {
     uint32_t low = 0, high = most + 1; /* low fits (or is 0), high does not */
     for (uint32_t n = from < 1 ? 1 : from; n <= most && high > most; n = n > most / 2 ? n + 1 : 2 * n) {

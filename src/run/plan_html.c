@@ -11,8 +11,8 @@ enum { WIDTH = 1000, ROW = 34, LEFT = 120, KEY = 190 };
 static const char *const colours[FB_WORK_COUNT] = {
     [FB_WORK_FORWARD] = "#4c78a8", [FB_WORK_BACKWARD] = "#f58518", [FB_WORK_LOSS] = "#e45756", [FB_WORK_EMBED] = "#72b7b2",
     [FB_WORK_GRAD_OUT] = "#b279a2", [FB_WORK_DEVICE_UPDATE] = "#54a24b", [FB_WORK_WEIGHTS] = "#4c78a8", [FB_WORK_BATCH] = "#72b7b2",
-    [FB_WORK_KEPT] = "#eeca3b", [FB_WORK_ACCUMULATOR] = "#9d755d", [FB_WORK_GRADIENT] = "#f58518", [FB_WORK_HOST_UPDATE] = "#54a24b",
-    [FB_WORK_GATHER] = "#72b7b2",
+    [FB_WORK_KEPT] = "#eeca3b", [FB_WORK_ACCUMULATOR] = "#9d755d", [FB_WORK_GRADIENT] = "#f58518",
+    [FB_WORK_HOST_UPDATE] = "#54a24b", [FB_WORK_GATHER] = "#72b7b2",
 };
 
 static void put_text(FILE *f, const char *text)
@@ -73,8 +73,8 @@ static void put_chart(FILE *f, const fb_timeline *t)
             }
             if (open.end > open.begin)
                 fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\">"
-                        "<title>%s, %.4f to %.4f s</title></rect>\n", LEFT + open.begin * scale, top, (open.end - open.begin) * scale,
-                        tall, colours[open.work], fb_work_str(open.work), open.begin, open.end);
+                        "<title>%s, %.4f to %.4f s</title></rect>\n", LEFT + open.begin * scale, top,
+                        (open.end - open.begin) * scale, tall, colours[open.work], fb_work_str(open.work), open.begin, open.end);
             if (s)
                 open = *s;
         }

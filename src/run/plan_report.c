@@ -46,10 +46,11 @@ static json_t *layout_json(const fb_outlook *o)
 {
     const fb_layout *l = &o->plan.layout;
     return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:i, s:s, s:s}", "micro_batch", (int)o->request.micro_rows,
-        "micro_batches", (int)o->request.n_micro, "passes", (int)l->n_pass, "slots", (int)l->slots, "home_layers", (int)l->home_layers,
+        "micro_batches", (int)o->request.n_micro, "passes", (int)l->n_pass, "slots", (int)l->slots, "home_layers",
+        (int)l->home_layers,
         "home_embedding", l->home_embed, "home_head", l->home_head, "recompute", policies[l->recompute], "recompute_last",
-        policies[l->rich], "recompute_last_layers", (int)l->n_rich, "activations", l->kept_on_host ? "host" : "device", "accumulators",
-        l->acc_on_device ? "device" : "host");
+        policies[l->rich], "recompute_last_layers", (int)l->n_rich, "activations", l->kept_on_host ? "host" : "device",
+        "accumulators", l->acc_on_device ? "device" : "host");
 }
 
 static json_t *prediction_json(const fb_outlook *o)
@@ -66,7 +67,8 @@ static json_t *prediction_json(const fb_outlook *o)
             fb_work_str(s->work), "block", (int)s->block, "begin", s->begin, "end", s->end));
     }
     return json_pack("{s:f, s:f, s:f, s:o, s:o, s:I, s:I, s:s, s:o, s:i}", "step_seconds", t->seconds, "tokens_per_second",
-        o->tokens / t->seconds, "tflops", 1e-12 * o->flops / t->seconds, "busy", busy, "idle", idle, "h2d_bytes", (json_int_t)t->h2d_size,
+        o->tokens / t->seconds, "tflops", 1e-12 * o->flops / t->seconds, "busy", busy, "idle", idle, "h2d_bytes",
+        (json_int_t)t->h2d_size,
         "d2h_bytes", (json_int_t)t->d2h_size, "bound", o->why, "timeline", spans, "timeline_lost", (int)t->n_lost);
 }
 
@@ -81,12 +83,13 @@ static fb_status report_json(const fb_outlook *o, const fb_sink *sink, fb_error 
                                 o->machine_note);
     json_t *most = json_pack("{s:i, s:i, s:i}", "rows_per_step", (int)o->rows_max, "cutoff_len", (int)o->row_len_max, "layers",
                              (int)o->layers_max);
-    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:f}", "fits", o->fits,
-        "reason", o->fits ? NULL : o->reason.msg, "host_bytes", (json_int_t)p->host_bytes, "device_bytes", (json_int_t)p->device_bytes,
+    json_t *root = json_pack("{s:b, s:s*, s:I, s:I, s:f, s:o, s:o, s:i, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:I, s:f}",
+        "fits", o->fits, "reason", o->fits ? NULL : o->reason.msg, "host_bytes", (json_int_t)p->host_bytes,
+        "device_bytes", (json_int_t)p->device_bytes,
         "step_seconds", o->time.seconds, "host", ledger(p->host, FB_HOST_COUNT), "device", ledger(p->device, FB_DEV_COUNT),
         "slots", (int)p->layout.slots, "passes", (int)p->layout.n_pass, "micro_batches_per_pass", (int)p->micro_per_pass,
-        "layout", layout_json(o), "machine", machine, "prediction", prediction_json(o), "largest", most, "more", more, "checkpoint_bytes",
-        (json_int_t)fb_checkpoint_size(o->manifest, o->save_dtype), "save_wait_seconds", save_wait(o));
+        "layout", layout_json(o), "machine", machine, "prediction", prediction_json(o), "largest", most, "more", more,
+        "checkpoint_bytes", (json_int_t)fb_checkpoint_size(o->manifest, o->save_dtype), "save_wait_seconds", save_wait(o));
     return fb_say_json(sink, root, err);
 }
 
@@ -144,8 +147,8 @@ static void report_time(const fb_outlook *o, const fb_sink *sink)
         if (t->busy[i] > 0)
             fb_say(sink, FB_SAY_RESULT, "  %-15s %s %5.1f%%", fb_resource_str((fb_resource)i), bar, 100 * t->busy[i] / t->seconds);
     }
-    fb_say(sink, FB_SAY_RESULT, "  (Forward, Backward, Loss, Embedding, Grad out, Device update; Weights, Batch, Kept, Accumulators, "
-           "Gradients; Host update; small: partly idle)");
+    fb_say(sink, FB_SAY_RESULT, "  (Forward, Backward, Loss, Embedding, Grad out, Device update; Weights, Batch, Kept, "
+           "Accumulators, Gradients; Host update; small: partly idle)");
     fb_say(sink, FB_SAY_RESULT, "  %s", o->why);
 }
 
@@ -157,16 +160,18 @@ static void report_text(const fb_outlook *o, const fb_sink *sink)
     uint64_t state = 0;
     for (int i = FB_HOST_WEIGHTS; i <= FB_HOST_GRADIENTS; i++)
         state += p->host[i].size;
-    fb_say(sink, FB_SAY_RESULT, "%s: %.1f M parameters in %u layers, %s; %.1f bytes a parameter in host memory", m->cfg.arch->hf_name,
+    fb_say(sink, FB_SAY_RESULT, "%s: %.1f M parameters in %u layers, %s; %.1f bytes a parameter in host memory",
+           m->cfg.arch->hf_name,
            (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(o->request.act), (double)state / (double)m->n_weight);
     fb_layout_describe(p, m, layout);
-    fb_say(sink, FB_SAY_RESULT, "%u micro-batches of %u rows of %u tokens; %s; clipping %s", o->request.n_micro, o->request.micro_rows,
-           o->request.row_len, layout, o->request.clip ? "exact" : "off");
+    fb_say(sink, FB_SAY_RESULT, "%u micro-batches of %u rows of %u tokens; %s; clipping %s", o->request.n_micro,
+           o->request.micro_rows, o->request.row_len, layout, o->request.clip ? "exact" : "off");
     report_side("device", p->device, FB_DEV_COUNT, p->device_bytes, o->request.hbm_budget, sink);
     report_side("host", p->host, FB_HOST_COUNT, p->host_bytes, o->request.ram_budget, sink);
     if (o->options->save_strategy != FB_SAVE_NO) {
         double bytes = (double)fb_checkpoint_size(m, o->save_dtype);
-        fb_say(sink, FB_SAY_RESULT, "a checkpoint has %.1f MiB: at %.3g GB/s %.1f s in the background, of which training waits about %.1f s",
+        fb_say(sink, FB_SAY_RESULT,
+               "a checkpoint has %.1f MiB: at %.3g GB/s %.1f s in the background, of which training waits about %.1f s",
                bytes / 0x1p20, 1e-9 * disk_rate(o), bytes / disk_rate(o), save_wait(o));
     }
     if (o->fits)

@@ -40,7 +40,8 @@ static fb_curve flat(double y)
 static fb_machine guess(const fb_device_info *info)
 {
     double cores = fb_core_count();
-    fb_machine m = { .unified = info->unified, .matmul_rows = { 3, { 128, 1024, 4096 }, { 0.5, 0.95, 1 } }, .matmul_accumulate = 0.98,
+    fb_machine m = { .unified = info->unified, .matmul_rows = { 3, { 128, 1024, 4096 }, { 0.5, 0.95, 1 } },
+                     .matmul_accumulate = 0.98,
         .memory = info->memory_total, .overhead = info->memory_overhead, .peak_flops = info->peak_flops, .cores = fb_core_count(),
         .dram = 20e9 + 8e9 * cores, .gather = 5e9, .copy_latency = 5e-6 };
     m.dram_dma = 0.6 * m.dram;
@@ -68,7 +69,8 @@ void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const
         snprintf(note, FB_MACHINE_NOTE_SIZE, "rates of the shipped profile of %.90s; forebay probe measures this one", out->name);
     } else {
         *out = guess(info);
-        snprintf(note, FB_MACHINE_NOTE_SIZE, "rates are guessed; run forebay probe --out %.150s", cached_path(path) ? path : "FILE");
+        snprintf(note, FB_MACHINE_NOTE_SIZE, "rates are guessed; run forebay probe --out %.150s",
+                 cached_path(path) ? path : "FILE");
     }
     out->unified = info->unified;
 }
@@ -82,12 +84,14 @@ static uint32_t fixed_cut(const fb_options *o, const fb_manifest *m, uint32_t ro
     return o->micro_batch == FB_AUTO && m->cfg.rope.type == FB_ROPE_DYNAMIC ? batch : o->micro_batch;
 }
 
-fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step, fb_error *err)
+fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step,
+                             fb_error *err)
 {
     static const char some[] = "layers:";
     int64_t n = 0;
     *out = (fb_wishes){ .load = { .rows_per_step = rows_per_step, .update_threads = o->update_threads, .no_overlap = !o->overlap },
-        .micro_rows = fixed_cut(o, m, rows_per_step), .recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_WISH_AUTO : o->recompute, .slots = o->slots,
+        .micro_rows = fixed_cut(o, m, rows_per_step), .recompute = o->recompute == FB_RECOMPUTE_AUTO ? FB_WISH_AUTO : o->recompute,
+        .slots = o->slots,
         .n_pass = o->passes, .kept_on_host = o->activations == FB_PLACE_AUTO ? FB_WISH_AUTO : o->activations == FB_PLACE_HOST,
         .acc_on_device = o->accumulators == FB_PLACE_AUTO ? FB_WISH_AUTO : o->accumulators == FB_PLACE_DEVICE };
     if (!strcmp(o->placement, "stream") || (unified && !strcmp(o->placement, "auto")))
@@ -118,8 +122,8 @@ static uint64_t left_of_ram(const fb_plan *p, const fb_plan_request *r)
     return !r->ram_budget ? UINT64_MAX : r->ram_budget > taken ? r->ram_budget - taken : 0;
 }
 
-/* save_buffer: auto takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half of that:
- * what is free now is promised to nobody. */
+/* save_buffer: auto takes what the ledger leaves, and no more than it can use.  Where ram_budget is the machine's own, half of
+ * that: what is free now is promised to nobody. */
 static void grow_save_buffer(fb_plan *p, const fb_plan_request *r, bool has_budget)
 {
     fb_region *buffer = &p->host[FB_HOST_SAVE_BUFFER];
@@ -142,8 +146,7 @@ fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, c
     fb_status st = fb_plan_search(out, t, r, machine, w, NULL, &why);
     if (st == FB_OK && saves && !fixed)
         grow_save_buffer(out, r, o->ram_budget);
-    bool device_short = r->hbm_budget && out->device_bytes > r->hbm_budget;
-    if (st == FB_NOFIT && !device_short && r->save_bytes > fb_saver_buffer_least())
+    if (st == FB_NOFIT && !fb_plan_device_short(out, r) && r->save_bytes > fb_saver_buffer_least())
         return fb_fail(err, st, "%s; the save buffer takes %.1f MiB of it, save_buffer: auto takes what is left", why.msg,
                        (double)r->save_bytes / 0x1p20);
     return st == FB_OK ? st : fb_fail(err, st, "%s", why.msg);
@@ -155,8 +158,8 @@ fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, co
 {
     bool cpu = machine->unified;
     fb_dtype act = o->compute_dtype != FB_DTYPE_AUTO ? (fb_dtype)o->compute_dtype : cpu ? FB_F32 : FB_BF16;
-    fb_plan_request r = { .manifest = m, .act = act, .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len, .unified = cpu,
-        .logits_size = cpu ? FB_CPU_LOGITS_SIZE : FB_CUDA_LOGITS_SIZE, .meta_size = fb_micro_size,
+    fb_plan_request r = { .manifest = m, .act = act, .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len,
+                          .unified = cpu, .logits_size = cpu ? FB_CPU_LOGITS_SIZE : FB_CUDA_LOGITS_SIZE, .meta_size = fb_micro_size,
         .attention_scratch = cpu ? fb_cpu_attention_scratch : fb_cuda_planned_attention,
         .runtime_bytes = FB_RUNTIME_BYTES + (cpu ? (uint64_t)machine->cores * FB_CPU_SCRATCH_SIZE
                                                  : FB_DRIVER_BYTES + FB_DRIVER_LATER_BYTES) };

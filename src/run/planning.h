@@ -14,13 +14,14 @@ static const uint64_t FB_RUNTIME_BYTES = 8u << 20;
  * take later, for kernels, plans of products and attention, tables of pinned pages. */
 static const uint64_t FB_DRIVER_BYTES = 384u << 20, FB_DRIVER_LATER_BYTES = 64u << 20;
 
-/* The machine that has this device: as `forebay probe` left it in the user's cache folder, else as the shipped profile of its device
- * has it, else guessed.  note: which, as a sentence. */
+/* The machine that has this device: as `forebay probe` left it in the user's cache folder, else as the shipped profile of its
+ * device has it, else guessed.  note: which, as a sentence. */
 void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const fb_device_info *info);
 
 /* unified: device memory is host memory; nothing is nearer there, and what stays on the host can be saved while it trains.
  * FB_CONFIG: placement names more layers than there are. */
-fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step, fb_error *err);
+fb_status fb_planning_wishes(fb_wishes *out, const fb_options *o, const fb_manifest *m, bool unified, uint32_t rows_per_step,
+                             fb_error *err);
 
 /* fb_plan_search, and where the run saves checkpoints, with their buffer: of the size asked for, or of what the host has left.
  * FB_NOFIT: as there; the buffer, if auto of its least size, is among what needs memory. */
@@ -28,7 +29,8 @@ fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, c
                              const fb_options *o, bool saves, fb_error *err);
 
 /* A training step on a machine that is not here, with so much device and host memory (0: all that it has). */
-fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, const fb_machine *machine, uint64_t hbm, uint64_t ram);
+fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, const fb_machine *machine, uint64_t hbm,
+                                   uint64_t ram);
 
 enum { FB_LAYOUT_SIZE = 256 };
 /* A plan's layout in words, as one part of a sentence. */

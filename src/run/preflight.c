@@ -63,8 +63,8 @@ fb_status fb_preflight_host(uint64_t needed, uint64_t ram_budget, const fb_memor
                        "most that, or free memory", mib(ram_budget), room->limit, mib(room->bytes));
     if (with_unseen > room->bytes)
         return fb_fail(err, FB_NOFIT, "host memory: the run takes %.1f MiB and about %.1f MiB beside its ledger, %s leaves "
-                       "%.1f MiB; free memory or raise that limit, or set a smaller micro_batch or cutoff_len, or take a smaller model",
-                       mib(needed), mib(with_unseen - needed), room->limit, mib(room->bytes));
+                       "%.1f MiB; free memory or raise that limit, or set a smaller micro_batch or cutoff_len, or take a smaller "
+                       "model", mib(needed), mib(with_unseen - needed), room->limit, mib(room->bytes));
     return FB_OK;
 }
 

@@ -35,7 +35,8 @@ typedef struct fb_disk_need {
     bool     saves;        /* checkpoints are due, not only when a signal comes */
 } fb_disk_need;
 
-/* companions: bytes of the small files that go along.  total_steps - done_steps are still to go; n_present checkpoints lie there. */
+/* companions: bytes of the small files that go along.  total_steps - done_steps are still to go; n_present
+ * checkpoints lie there. */
 fb_disk_need fb_preflight_disk_need(const fb_manifest *m, const fb_options *o, fb_dtype save_dtype, uint64_t companions,
                                     uint64_t total_steps, uint64_t done_steps, uint64_t steps_per_epoch, uint64_t n_present);
 /* Free bytes, and the longest file that this process may write.  FB_IO: not even one checkpoint and the model fit.  warning is

@@ -71,8 +71,8 @@ fb_status fb_preset_config(char out[FB_PRESET_SIZE], const char *name, fb_error 
         int n = snprintf(out, FB_PRESET_SIZE, "{%s, \"hidden_size\": %u, \"intermediate_size\": %u, \"num_hidden_layers\": %u, "
             "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"vocab_size\": %u, \"max_position_embeddings\": %u, "
             "\"rms_norm_eps\": %s, \"tie_word_embeddings\": %s, \"hidden_act\": \"silu\", \"attention_dropout\": 0.0, "
-            "\"torch_dtype\": \"bfloat16\"}", members_of(p->family), p->hidden, p->ffn, layers ? (uint32_t)layers : p->layers, p->heads, p->kv_heads, p->vocab,
-            p->max_position, p->eps, p->tied ? "true" : "false");
+            "\"torch_dtype\": \"bfloat16\"}", members_of(p->family), p->hidden, p->ffn, layers ? (uint32_t)layers : p->layers,
+            p->heads, p->kv_heads, p->vocab, p->max_position, p->eps, p->tied ? "true" : "false");
         assert(n > 0 && n < FB_PRESET_SIZE);
         return FB_OK;
     }

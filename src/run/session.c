@@ -53,7 +53,8 @@ static fb_status open_device(fb_session *s, const fb_options *o, fb_error *err)
     return FB_OK;
 }
 
-/* Left of the device's memory where the user names no sum: libraries load code when a shape is new, and fail without room for it. */
+/* Left of the device's memory where the user names no sum: libraries load code when a shape is new, and
+ * fail without room for it. */
 static const uint64_t AUTO_RESERVE = 512u << 20;
 
 /* Bytes for the arena: what the user allows, else what is free, less what the back end takes beside it.  0: no limit. */
@@ -144,8 +145,9 @@ fb_status fb_session_start(fb_session *s, const fb_session_request *r, fb_error 
     s->shards = NULL;
     uint32_t update_threads = o->update_threads ? o->update_threads : n_core;
     if (r->trace_steps)
-        FB_TRY(fb_trace_new(&s->trace, &(fb_trace_options){ .device = s->device, .n_span = fb_engine_trace_spans(&s->plan, &s->manifest),
-            .n_block = s->manifest.n_block, .n_slot = s->plan.layout.slots, .n_worker = update_threads, .n_step = r->trace_steps }, err));
+        FB_TRY(fb_trace_new(&s->trace, &(fb_trace_options){ .device = s->device, .n_block = s->manifest.n_block,
+            .n_span = fb_engine_trace_spans(&s->plan, &s->manifest), .n_slot = s->plan.layout.slots, .n_worker = update_threads,
+            .n_step = r->trace_steps }, err));
     FB_TRY(fb_engine_new(&s->engine, &(fb_engine_options){ .plan = &s->plan, .device = s->device, .state = &s->state,
         .arena = s->arena, .team = s->team, .act = s->act, .train = r->train,
         .clip = o->max_grad_norm > 0, .overlap = o->overlap, .n_micro = r->n_micro,

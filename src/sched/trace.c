@@ -320,7 +320,8 @@ static void name_track(FILE *f, int pid, uint32_t tid, const char *name, uint32_
     char text[64];
     snprintf(text, sizeof text, number == FB_NO_PART ? "%s" : "%s %u", name, number);
     fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%u,\"args\":{\"name\":\"%s\"}},\n", pid, tid, text);
-    fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%u,\"args\":{\"sort_index\":%u}},\n", pid, tid, tid);
+    fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%u,\"args\":{\"sort_index\":%u}},\n", pid, tid,
+            tid);
 }
 
 static void name_process(FILE *f, int pid, const char *name)
@@ -343,8 +344,8 @@ static void write_event(const fb_trace *t, FILE *f, int pid, uint32_t tid, const
 {
     char block[24];
     block_text(t, e->label.block, block);
-    fprintf(f, "{\"ph\":\"X\",\"pid\":%d,\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s%s%s\",\"args\":{", pid, tid,
-            1e6 * e->begin, 1e6 * (e->end - e->begin), category, what, *what ? ", " : "", block);
+    fprintf(f, "{\"ph\":\"X\",\"pid\":%d,\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s%s%s\",\"args\":{", pid,
+            tid, 1e6 * e->begin, 1e6 * (e->end - e->begin), category, what, *what ? ", " : "", block);
     if (e->label.kind != FB_TRACE_SEND_WEIGHTS && e->label.part != FB_NO_PART)
         fprintf(f, "\"micro_batch\":%u%s", e->label.part, e->size ? "," : "");
     if (e->size)
@@ -380,7 +381,8 @@ static void write_slot(const fb_trace *t, FILE *f, uint32_t slot)
     for (uint64_t i = first; i < t->n_kept; i++) {
         const entry *e = kept_at(t, i);
         bool sent = e->label.kind == FB_TRACE_SEND_WEIGHTS && e->label.part == slot && e->track == FB_STREAM_H2D;
-        bool used = e->track == FB_STREAM_COMPUTE && kinds[e->label.kind].means == FB_CAUSE_WORK && e->label.kind != FB_TRACE_GRAD_OUT;
+        bool used = e->track == FB_STREAM_COMPUTE && kinds[e->label.kind].means == FB_CAUSE_WORK
+            && e->label.kind != FB_TRACE_GRAD_OUT;
         if (used && held.begin >= 0 && e->label.block == held.label.block && e->end > held.end)
             held.end = e->end;
         if (!sent)
@@ -399,7 +401,8 @@ fb_status fb_trace_write(const fb_trace *t, const char *path, fb_error *err)
     FILE *f = fopen(path, "we");
     if (!f)
         return fb_fail(err, FB_IO, "%s: the trace cannot be written: %s; name another file", path, strerror(errno));
-    fprintf(f, "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"spans\":%llu,\"spans_not_kept\":%llu,\"spans_lost\":%llu},\"traceEvents\":[\n",
+    fprintf(f, "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"spans\":%llu,\"spans_not_kept\":%llu,"
+            "\"spans_lost\":%llu},\"traceEvents\":[\n",
             (unsigned long long)(t->n_kept < t->capacity ? t->n_kept : t->capacity),
             (unsigned long long)(t->n_kept < t->capacity ? 0 : t->n_kept - t->capacity), (unsigned long long)t->n_lost);
     name_process(f, PID_DEVICE, "device");

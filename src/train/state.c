@@ -1,14 +1,13 @@
 #include "train/state.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "base/random.h"
 #include "optim/adamw.h"
 
-enum { CHUNK = 1 << 18 }; /* elements a task converts */
+enum { CHUNK = 1 << 18, READ = 1 << 14 }; /* elements a task converts; and reads at a time */
 
 static uint64_t element_size(const fb_state *s, fb_plan_host_region c)
 {
@@ -304,35 +303,36 @@ done:
 typedef struct load {
     piece            at;
     const fb_tensor *tensor;
-    uint64_t         bad; /* smallest index of a weight that is not finite; UINT64_MAX: none */
+    uint64_t         bad;   /* smallest index of a weight that is not finite; UINT64_MAX: none */
+    bool             fails; /* a chunk could not be read: err is that of the first */
+    fb_error         err;
 } load;
+
+static void note_bad(load *l, uint64_t index)
+{
+    uint64_t bad = __atomic_load_n(&l->bad, __ATOMIC_RELAXED);
+    while (index < bad && !__atomic_compare_exchange_n(&l->bad, &bad, index, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
 
 static void load_chunk(void *ctx, uint64_t task, uint32_t worker)
 {
     (void)worker;
     load *l = ctx;
-    float f[4096];
+    float f[READ];
+    fb_error err;
     uint64_t end = (task + 1) * CHUNK < l->at.n ? (task + 1) * CHUNK : l->at.n;
-    for (uint64_t i = task * CHUNK; i < end; i += FB_COUNT(f)) {
-        uint64_t k = end - i < FB_COUNT(f) ? end - i : FB_COUNT(f), index = l->at.first + i;
-        fb_to_f32(f, (const unsigned char *)l->tensor->data + index * fb_dtype_size(l->tensor->dtype), l->tensor->dtype, k);
-        for (uint64_t j = 0; j < k; j++) {
-            if (isfinite(f[j]))
-                continue;
-            uint64_t bad = __atomic_load_n(&l->bad, __ATOMIC_RELAXED);
-            while (index + j < bad
-                   && !__atomic_compare_exchange_n(&l->bad, &bad, index + j, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    for (uint64_t i = task * CHUNK; i < end && !__atomic_load_n(&l->fails, __ATOMIC_RELAXED); i += READ) {
+        uint64_t k = end - i < READ ? end - i : READ, index = l->at.first + i;
+        if (fb_tensor_read_f32(l->tensor, index, k, f, &err) != FB_OK) {
+            if (!__atomic_exchange_n(&l->fails, true, __ATOMIC_RELAXED))
+                l->err = err;
+            return;
         }
+        uint64_t bad = fb_find_nonfinite(f, k);
+        if (bad < k)
+            note_bad(l, index + bad);
         masters_write(&l->at.to, i, k, f);
     }
-}
-
-/* The file's pages are not needed again: no moment of the load holds the model twice. */
-static void drop_pages(const fb_tensor *t)
-{
-    uintptr_t first = ((uintptr_t)t->data + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)t->data + t->size) & ~(uintptr_t)4095;
-    if (end > first)
-        madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
 fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_error *err)
@@ -347,10 +347,14 @@ fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_
         assert(t); /* fb_manifest_check has been passed */
         load l = { .tensor = t, .bad = UINT64_MAX };
         FB_TRY(fill_parameter(s, p, team, load_chunk, &l, &l.at, err));
+        if (l.fails) {
+            if (err)
+                *err = l.err;
+            return l.err.status;
+        }
         if (l.bad != UINT64_MAX)
             return fb_fail(err, FB_INPUT, "%s: '%s' is not finite at element %llu; the checkpoint is damaged",
-                           fb_shard_set_file(set, t), p->name, (unsigned long long)l.bad);
-        drop_pages(t);
+                           fb_shard_path(t->shard), p->name, (unsigned long long)l.bad);
     }
 done:
     return st;

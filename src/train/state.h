@@ -34,7 +34,8 @@ fb_status fb_state_init(fb_state *s, const fb_manifest *m, const fb_plan *plan, 
                         fb_team *team, fb_error *err);
 void      fb_state_deinit(fb_state *s); /* a zeroed struct is fine */
 
-/* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place). */
+/* Reads every parameter from the set.  FB_INPUT: a weight is not finite (named, with its place).  FB_IO: a file of the set became
+ * shorter, or cannot be read. */
 fb_status fb_state_load(fb_state *s, const fb_shard_set *set, fb_team *team, fb_error *err);
 
 /* Instead of a checkpoint: norms 1, biases 0, matrices random with deviation 0.02, the same for the same seed whatever the
@@ -51,8 +52,10 @@ bool fb_state_on_device(const fb_state *s, uint32_t block);
 
 /* n elements of a block, wherever it lives: FB_HOST_WEIGHTS is the exact float32 master, FB_HOST_M and _V are the moments; and
  * back.  The state is settled, and the thread is the one that calls the device. */
-fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err);
-fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err);
+fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out,
+                       fb_error *err);
+fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in,
+                       fb_error *err);
 
 /* Of a block that lives on the device: enqueues on FB_STREAM_D2H, and does not wait for, the downloads of n elements as they lie
  * there: working weights, low halves (bfloat16; else NULL), moments.  To pinned memory. */

@@ -407,3 +407,7 @@ def test_does_not_fit(key, value, place):
     assert_refused(place, NO_FIT, key, size, **{key: value})
     result = forebay("plan", place / "run.yaml")
     assert_sentence(result, NO_FIT, [key, size])
+
+
+def test_neither_memory_fits(place):
+    assert_refused(place, NO_FIT, "hbm_budget", "ram_budget", hbm_budget="16KiB", ram_budget="64KiB")

@@ -138,6 +138,15 @@ def test_the_model_itself_is_not_overwritten(place):
     assert (place / "model" / "model.safetensors").read_bytes() == before
 
 
+def test_a_token_shard_cut_while_it_is_mapped(place):
+    first = Running("train", config(place, num_train_epochs=50, backend=SLOW))
+    first.wait_for("step 2/")
+    shard = place / "out" / "data" / "train.fbt"
+    os.truncate(shard, 0)
+    assert first.end() == FAILURE
+    assert str(shard) in first.lines[-1] and "became shorter" in first.lines[-1], "".join(first.lines)
+
+
 # --- signals -------------------------------------------------------------------------------------------------------
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
@@ -226,7 +235,8 @@ def test_a_report_on_request(place):
 def test_it_says_when_nothing_moves(clip, awaited, place):
     """A device that dawdles for seconds: with clipping the host thread stands at the end of the step, without it it runs out
     of slabs before.  It says so, twice as late each time, and the run goes on."""
-    first = Running("train", config(place, watchdog=1, backend="fault:seed=2,delay=1000000", num_train_epochs=50, max_grad_norm=clip))
+    first = Running("train",
+                    config(place, watchdog=1, backend="fault:seed=2,delay=1000000", num_train_epochs=50, max_grad_norm=clip))
     first.wait_for("warning: nothing has moved for 1 s: step 1, ")
     lines = first.wait_for(awaited, 2)
     first.kill()

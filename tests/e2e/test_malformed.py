@@ -164,7 +164,7 @@ def test_is_refused(name, good, tmp_path):
     assert said.setdefault(sentence, name) == name, f"{name} and {said[sentence]} share: {sentence}"
 
 
-def test_weights_cut_while_they_are_mapped(good, tmp_path):
+def test_weights_cut_before_they_are_read(good, tmp_path):
     """The stand-in runs after the weights' tables were checked and before the weights are read."""
     place = tmp_path / "place"
     shutil.copytree(good, place)
@@ -175,6 +175,7 @@ def test_weights_cut_while_they_are_mapped(good, tmp_path):
     (place / "out").mkdir()
     result = forebay("train", config(place), env=env)
     assert result.code == 1 and str(weights) in result.last and "became shorter" in result.last, result.err
+    assert "'model.embed_tokens.weight' has" in result.last and ", 0 of them are left" in result.last
     assert {path.name for path in (place / "out").iterdir()} <= {".forebay.lock"}  # which the next run takes over
 
 
@@ -191,7 +192,8 @@ def test_a_link_out_of_the_folder_is_not_exported(command, good, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model/config.json", "model/model.safetensors", "model/tokenizer.json",
-                                  "model/tokenizer_config.json", "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl", "run.yaml"])
+                                  "model/tokenizer_config.json", "model/chat_template.jinja", "data/rows.jsonl", "data/more.jsonl",
+                                  "run.yaml"])
 def test_a_pipe_is_refused_not_waited_on(name, good, tmp_path):
     place = tmp_path / "place"
     shutil.copytree(good, place)

@@ -87,6 +87,24 @@ def test_refusal_for_the_device():
     assert plan(*job, "--hbm", need - 4096, code=4)["fits"] is False
 
 
+@pytest.mark.parametrize("placement", ["auto", "stream"])
+def test_refusal_for_both(placement):
+    """Neither memory is enough: one sentence names both shortfalls and both keys, and with these there is a plan."""
+    job = ("--preset", "llama-3.1-70b", "--machine", "h200", "cutoff_len=1024", *rows(16), f"placement={placement}")
+    refused = forebay("plan", *job, "--hbm", "1GiB", "--ram", "64GiB")
+    device, host = refused.last.split("; and ")
+    assert refused.code == 4 and "raise hbm_budget" in device and "raise ram_budget" in host, refused.last
+    short = plan(*job, "--hbm", "1GiB", "--ram", "64GiB", code=4)
+    assert short["reason"] in refused.last
+    overhead = json.loads((ROOT / "profiles" / "h200.json").read_text())["overhead"]
+    hbm, ram = short["device_bytes"] + overhead, short["host_bytes"]
+    for text, need, have in (device, hbm, GIB), (host, ram, 64 * GIB):
+        assert f"{(need - have) / MIB:.1f} MiB are short" in text
+    assert plan(*job, "--hbm", hbm, "--ram", ram)["fits"] is True
+    assert "; and " not in plan(*job, "--hbm", hbm, "--ram", "64GiB", code=4)["reason"]
+    assert "; and " not in plan(*job, "--hbm", "1GiB", "--ram", ram, code=4)["reason"]
+
+
 def test_what_is_fixed_stays():
     seen = plan(*SHAPE, *rows(32), "micro_batch=2", "recompute=selective", "slots=3", "passes=2", "placement=layers:4",
                 "activations=host", "accumulators=host", "--ram", "256GiB")

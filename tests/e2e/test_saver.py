@@ -49,7 +49,8 @@ def kind(tmp_path_factory, models):
     model = shutil.copytree(models["tied"], at / "model")
     (model / "tokenizer_config.json").write_text('{"a": "companion"}')
     return dict(model=model, dataset=write_rows(at / "rows.jsonl", make_rows(16, seed=5)), num_train_epochs=3,
-                disable_shuffling=False, compute_dtype="bfloat16", save_dtype="bfloat16", save_strategy="steps", save_steps=4, logging_steps=3)
+                disable_shuffling=False, compute_dtype="bfloat16", save_dtype="bfloat16", save_strategy="steps", save_steps=4,
+                logging_steps=3)
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,18 @@ void fuzz_touch(const void *data, size_t size)
         (void)bytes[i];
 }
 
+void fuzz_read(const fb_tensor *t)
+{
+    enum { PIECE = 1 << 12 };
+    unsigned char piece[PIECE * sizeof(float)];
+    fb_error      err;
+    for (uint64_t i = 0, k, n = t->size / fb_dtype_size(t->dtype); i < n; i += k) {
+        k = n - i < PIECE ? n - i : PIECE;
+        FUZZ_REQUIRE(fb_tensor_read(t, i, k, piece, &err) == FB_OK, "%s", err.msg);
+        fuzz_touch(piece, k * fb_dtype_size(t->dtype));
+    }
+}
+
 size_t fuzz_cut(const uint8_t *data, size_t size)
 {
     const uint8_t *mark = size ? memchr(data, 0xff, size) : NULL;

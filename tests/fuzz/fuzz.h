@@ -8,6 +8,7 @@
 #define FB_FUZZ_H
 
 #include "base/error.h"
+#include "io/shard.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +30,8 @@ void fuzz_put(const char *name, const void *data, size_t size);
 void fuzz_refused(fb_status st, fb_status want, const fb_error *err, const char *part);
 /* Reads every byte, so that a sanitizer sees each. */
 void fuzz_touch(const void *data, size_t size);
+/* Reads a tensor's every byte. */
+void fuzz_read(const fb_tensor *t);
 /* Where the first 0xff byte stands, or size: UTF-8 text never holds one, so inputs of several parts are cut there. */
 size_t fuzz_cut(const uint8_t *data, size_t size);
 

@@ -53,8 +53,8 @@ static void check_plan(const fb_manifest *m)
     fb_plan         plan;
     fb_error        err;
     fb_layout       l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_SELECTIVE, .rich = FB_RECOMPUTE_SELECTIVE };
-    fb_plan_request r = { .manifest = m, .act = FB_BF16, .train = true, .clip = true, .row_len = 4096, .micro_rows = 4, .n_micro = 8,
-                          .attention_scratch = attention_scratch,
+    fb_plan_request r = { .manifest = m, .act = FB_BF16, .train = true, .clip = true, .row_len = 4096, .micro_rows = 4,
+                          .n_micro = 8, .attention_scratch = attention_scratch,
                           .meta_size = meta_size, .logits_size = 256 << 20, .runtime_bytes = 1 << 20,
                           .hbm_budget = UINT64_C(16) << 30, .ram_budget = UINT64_C(256) << 30 };
     fb_status st = fb_plan_build(&plan, &r, &l, &err);

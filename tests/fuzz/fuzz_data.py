@@ -57,7 +57,8 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content | 
 BLOCKS = ("{%- for m in messages if m.role != 'tool' %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
           "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ tools | tojson }}{% endif %}{% endfor %}")
 WORDS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"NaN", b"Infinity", b"-1", b"1e999", b"18446744073709551616",
-         b"\\ud800", b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{", b"}}", b"{#",
+         b"\\ud800", b"\\u0000", b"\xff", b"\xef\xbb\xbf", b"\n", b"\r", b"\0", b"[" * 3000, b"9" * 5000, b"{%", b"%}", b"{{",
+         b"}}", b"{#",
          b"{% for i in range(9**9) %}", b"{{ messages | tojson }}", b"{{ ''.__class__.__mro__ }}", b"{{ 'a' * 9**9 }}", b"**9**9",
          b"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", b"raise_exception('x')", b"strftime_now('%Y')", b"{% include 'x' %}",
          *(json.dumps(key).encode() for key in sorted({key for row in ROWS for key in row}))]

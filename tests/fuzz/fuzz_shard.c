@@ -26,7 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             bytes *= t->shape[d];
         FUZZ_REQUIRE(bytes == t->size, "'%s': %llu bytes by its shape", t->name, (unsigned long long)bytes);
         FUZZ_REQUIRE(fb_shard_find(s, t->name) == t, "'%s' is not found", t->name);
-        fuzz_touch(t->data, t->size);
+        FUZZ_REQUIRE(t->offset <= size && t->size <= size - t->offset, "'%s' ends past the file", t->name);
+        fuzz_read(t);
         total += t->size;
     }
     FUZZ_REQUIRE(total <= size, "tensors of %llu bytes in %zu", (unsigned long long)total, size);

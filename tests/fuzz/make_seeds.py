@@ -70,7 +70,8 @@ def options(folder):
     for path in sorted(ROOT.glob("demo/*.yaml")):
         put(folder, path.stem, path.read_bytes())
     put(folder, "keys", "model_name_or_path: m\ndataset: a, b\noutput_dir: o\nlearning_rate: 1e-4\n"
-                        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\nhbm_budget: 16GiB\nslots: all\nseed: 1_000\nval_size: 0.1\n"
+                        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\nhbm_budget: 16GiB\nslots: "
+                        "all\nseed: 1_000\nval_size: 0.1\n"
                         "eval_steps: 5\nbf16: true\nreport_to: [none]\npacking: yes\nrecompute: full\n")
     put(folder, "arguments", b"seed: 1\n" + CUT + b"seed=2" + CUT + b"lr_scheduler_kwargs={min_lr: 1e-6}" + CUT +
         b"report_to=[none]" + CUT + b"warmup_type=linear" + CUT + b"lr_scheduler_type=warmup_stable_decay")

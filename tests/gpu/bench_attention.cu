@@ -167,7 +167,8 @@ static void attention(fb_cuda *c, fb_cudnn *cudnn, const char *name, const std::
 static void products(fb_cuda *c, const char *name, uint32_t t, uint32_t n, uint32_t k, bool bias, bool add)
 {
     __nv_bfloat16 *x = random_rows((uint64_t)t * k, 1, 1), *w = random_rows((uint64_t)n * k, 2, 1);
-    __nv_bfloat16 *y = random_rows((uint64_t)t * n, 3, 1), *b = random_rows(n, 4, 1), *dx = (__nv_bfloat16 *)room((uint64_t)t * k * 2);
+    __nv_bfloat16 *y = random_rows((uint64_t)t * n, 3, 1), *b = random_rows(n, 4, 1),
+        *dx = (__nv_bfloat16 *)room((uint64_t)t * k * 2);
     float *dw = (float *)room((uint64_t)n * k * sizeof(float));
     fb_device *d = &c->device;
     cudaStream_t stream = fb_cuda_compute(c);

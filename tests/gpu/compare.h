@@ -232,8 +232,8 @@ static bool rest_untouched(char *why, size_t why_size)
         uint64_t until = last ? t.used : r->output ? r->offset : r->offset + r->n * element_size(r->type);
         for (uint64_t i = from; i < until; i++)
             if (t.got[1][i] != t.image[i]) {
-                snprintf(why, why_size, "byte %llu, %s %s, was overwritten", (unsigned long long)i, last ? "after" : "before the end of or in",
-                         t.regions[last ? id - 1 : id].name);
+                snprintf(why, why_size, "byte %llu, %s %s, was overwritten", (unsigned long long)i,
+                         last ? "after" : "before the end of or in", t.regions[last ? id - 1 : id].name);
                 return false;
             }
         if (!last)

@@ -28,7 +28,8 @@ def write_rows(text, path, n):
 
 
 def gpu_bytes():
-    used = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    used = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True,
+                          text=True)
     return int(used.stdout.split()[0]) << 20
 
 
@@ -37,7 +38,8 @@ def train(out, model, rows, steps, **more):
                   logging_steps=1, per_device_train_batch_size=ROWS_A_STEP, learning_rate="1e-3", lr_scheduler_type="cosine",
                   warmup_steps=20, max_steps=steps, max_grad_norm="1.0", **more)
     log = out / "trainer_log.jsonl"
-    child = subprocess.Popen([FOREBAY, "train", write_config(out, config)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([FOREBAY, "train", write_config(out, config)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                             text=True)
     held = []
     while child.poll() is None:
         n = len(log.read_text().splitlines()) if log.exists() else 0
@@ -72,7 +74,8 @@ def main():
     for step in sorted({0, *range(steps // 10 - 1, steps, steps // 10)}):
         print(f"step {step + 1:4}  cpu float32 {cpu[step]:.4f}  gpu bfloat16 {gpu[step]:.4f}")
     far = float(np.abs(smooth(gpu) / smooth(cpu) - 1).max())
-    print(f"largest distance of the losses, smoothed over {SMOOTH} steps: {100 * far:.3f}%; unsmoothed {100 * np.abs(gpu / cpu - 1).max():.3f}%")
+    print(f"largest distance of the losses, smoothed over {SMOOTH} steps: {100 * far:.3f}%; "
+          f"unsmoothed {100 * np.abs(gpu / cpu - 1).max():.3f}%")
     early, late = ([h[1:] for h in held if first <= h[0] < last] for first, last in ((40, 100), (steps - 60, steps)))
     assert len(early) >= 2 and len(late) >= 2, held
     most = [tuple(max(column) for column in zip(*part)) for part in (early, late)]

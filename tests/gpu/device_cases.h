@@ -62,7 +62,8 @@ static void order_case(void)
         must(o->record(d, FB_STREAM_H2D, up, &t.err));
         must(o->wait(d, FB_STREAM_COMPUTE, up, &t.err));
         must(o->wait(d, FB_STREAM_COMPUTE, down, &t.err));
-        must(d->kernels->gather_rows(d, &(fb_gather_rows){ .act = FB_F32, .n = 1, .c = SIZE / 4, .x = a, .index = index, .y = b }, &t.err));
+        must(d->kernels->gather_rows(d, &(fb_gather_rows){ .act = FB_F32, .n = 1, .c = SIZE / 4, .x = a, .index = index, .y = b },
+                                     &t.err));
         must(o->record(d, FB_STREAM_COMPUTE, moved, &t.err));
         must(o->wait(d, FB_STREAM_D2H, moved, &t.err));
         must(o->download(d, FB_STREAM_D2H, back + (uint64_t)i * SIZE, b, SIZE, &t.err));
@@ -189,7 +190,8 @@ static void budget_case(void)
     o->info(d, &info);
     char figures[160];
     snprintf(figures, sizeof figures, "%s: total %.0f MiB, free %.0f, overhead %.0f, peak %.0f TFLOPS", info.name,
-             (double)info.memory_total / 0x1p20, (double)info.memory_free / 0x1p20, (double)info.memory_overhead / 0x1p20, info.peak_flops / 1e12);
+             (double)info.memory_total / 0x1p20, (double)info.memory_free / 0x1p20, (double)info.memory_overhead / 0x1p20,
+             info.peak_flops / 1e12);
     verdict("device: info", info.name[0] && info.dtype == FB_BF16 && info.memory_free <= info.memory_total
             && info.memory_overhead < info.memory_free && info.memory_overhead > 64 << 20, figures);
     o->close(d); /* with memory in use */
@@ -220,7 +222,8 @@ static int ruin_a_device(void)
     must(o->fill_zero(d, FB_STREAM_COMPUTE, mem, 4096, &t.err));
     must(o->sync(d, FB_STREAM_COMPUTE, &t.err));
     /* Rows from nowhere: the kernel faults when it runs. */
-    must(d->kernels->gather_rows(d, &(fb_gather_rows){ .act = FB_F32, .n = 1, .c = 64, .x = (void *)64, .index = mem, .y = mem }, &t.err));
+    must(d->kernels->gather_rows(d, &(fb_gather_rows){ .act = FB_F32, .n = 1, .c = 64, .x = (void *)64, .index = mem, .y = mem },
+                                 &t.err));
     o->call(d, FB_STREAM_COMPUTE, note_failure, &seen[0], NULL);
     o->record(d, FB_STREAM_COMPUTE, e, NULL);
     o->wait(d, FB_STREAM_D2H, e, NULL);
@@ -232,8 +235,8 @@ static int ruin_a_device(void)
     o->call(d, FB_STREAM_COMPUTE, note_failure, &seen[2], NULL);
     bool again = o->sync(d, FB_STREAM_COMPUTE, &later) == FB_DEVICE && !strcmp(first.msg, later.msg);
     bool waited = o->event_wait_host(d, e, &later) == FB_DEVICE;
-    printf("     it says: %s; calls %d %d %d (1: told of the failure; the first before any sync: %d), again %d, host wait %d\n", first.msg,
-           seen[0], seen[1], seen[2], unasked, again, waited);
+    printf("     it says: %s; calls %d %d %d (1: told of the failure; the first before any sync: %d), again %d, host wait %d\n",
+           first.msg, seen[0], seen[1], seen[2], unasked, again, waited);
     fflush(stdout);
     o->event_free(d, e);
     o->close(d);

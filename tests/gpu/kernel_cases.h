@@ -29,14 +29,16 @@ static fb_status launch_norm_bwd(fb_device *d, const void *args)
 {
     const norm_case *k = args;
     return d->kernels->rms_norm_bwd(d, &(fb_rms_norm_bwd){ .act = k->act, .t = k->t, .c = k->c, .x = at(k->x), .w = at(k->w),
-        .dy = at(k->dy), .rstd = at(k->rstd), .add = at(k->add), .dx = at(k->dx), .dw = at(k->dw), .accumulate = k->accumulate }, &t.err);
+        .dy = at(k->dy), .rstd = at(k->rstd), .add = at(k->add), .dx = at(k->dx), .dw = at(k->dw), .accumulate = k->accumulate },
+        &t.err);
 }
 
 typedef enum { ADD_NONE, ADD_APART, ADD_IN_PLACE, ADD_COUNT } add_kind;
 
 static void norm_cases(void)
 {
-    static const uint32_t shapes[][2] = { { 1, 1 }, { 3, 17 }, { 5, 64 }, { 70, 576 }, { 40, 3584 }, { 9, 5120 }, { 3, 8192 }, { 2, 16384 },
+    static const uint32_t shapes[][2] = { { 1, 1 }, { 3, 17 }, { 5, 64 }, { 70, 576 }, { 40, 3584 }, { 9, 5120 }, { 3, 8192 },
+                                          { 2, 16384 },
                                           { 2, 40004 }, { 3000, 896 } };
     for (size_t i = 0; i < FB_COUNT(shapes); i++)
         EACH_DTYPE(act) {
@@ -56,7 +58,8 @@ static void norm_cases(void)
                     k.add = k.dx = in_out("dx", (element)act, n, 1, tolerance(act, 16));
                 else
                     k.dx = output("dx", (element)act, n, tolerance(act, 16));
-                k.dw = k.accumulate ? in_out("dw", T_F32, k.c, 1, tolerance(FB_F32, k.t)) : output("dw", T_F32, k.c, tolerance(FB_F32, k.t));
+                k.dw = k.accumulate ? in_out("dw", T_F32, k.c, 1, tolerance(FB_F32, k.t))
+                    : output("dw", T_F32, k.c, tolerance(FB_F32, k.t));
                 compare(NAME("rms_norm_bwd %s %u x %u add %d", fb_dtype_str(act), k.t, k.c, add), launch_norm_bwd, &k);
             }
         }
@@ -112,23 +115,29 @@ static void rope_inputs(rope_case *k, bool norm)
 static void rope_cases(void)
 {
     static const uint32_t shapes[][4] = { { 1, 1, 1, 2 }, { 5, 3, 1, 64 }, { 333, 9, 3, 64 }, { 67, 28, 4, 128 }, { 7, 2, 2, 256 },
-                                          { 6, 3, 1, 80 }, { 6, 3, 1, 6 }, { 9, 4, 2, 20 }, { 4, 2, 1, 250 }, { 1200, 16, 8, 128 } };
+                                          { 6, 3, 1, 80 }, { 6, 3, 1, 6 }, { 9, 4, 2, 20 }, { 4, 2, 1, 250 },
+                                          { 1200, 16, 8, 128 } };
     for (size_t i = 0; i < FB_COUNT(shapes); i++)
         for (int norm = 0; norm < 2; norm++)
             EACH_DTYPE(act) {
                 rope_case k = { .act = act, .t = shapes[i][0], .h = shapes[i][1], .g = shapes[i][2], .d = shapes[i][3] };
                 uint64_t n_q = (uint64_t)k.t * k.h * k.d, n_k = (uint64_t)k.t * k.g * k.d;
                 rope_inputs(&k, norm);
-                k.q = output("q", (element)act, n_q, tolerance(act, k.d)), k.k = output("k", (element)act, n_k, tolerance(act, k.d));
-                compare(NAME("rope_qk %s T %u H %u G %u D %u norm %d", fb_dtype_str(act), k.t, k.h, k.g, k.d, norm), launch_rope, &k);
+                k.q = output("q", (element)act, n_q, tolerance(act, k.d)),
+                    k.k = output("k", (element)act, n_k, tolerance(act, k.d));
+                compare(NAME("rope_qk %s T %u H %u G %u D %u norm %d", fb_dtype_str(act), k.t, k.h, k.g, k.d, norm), launch_rope,
+                        &k);
                 rope_inputs(&k, norm);
                 k.accumulate = i % 2;
                 k.q = input("dq", (element)act, n_q, 0, 1), k.k = input("dk", (element)act, n_k, 0, 1);
                 k.dqkv = output("dqkv", (element)act, n_q + 2 * n_k, tolerance(act, 4.0 * k.d));
                 double tol_q = tolerance(FB_F32, (double)k.t * k.h) + (act == FB_BF16 ? 0x1p-11 : 0); /* n is rounded: may flip */
-                k.dq_norm = !norm ? -1 : k.accumulate ? in_out("dq_norm", T_F32, k.d, 1, tol_q) : output("dq_norm", T_F32, k.d, tol_q);
-                k.dk_norm = !norm ? -1 : k.accumulate ? in_out("dk_norm", T_F32, k.d, 1, tol_q) : output("dk_norm", T_F32, k.d, tol_q);
-                compare(NAME("rope_qk_bwd %s T %u H %u G %u D %u norm %d", fb_dtype_str(act), k.t, k.h, k.g, k.d, norm), launch_rope_bwd, &k);
+                k.dq_norm = !norm ? -1 : k.accumulate ? in_out("dq_norm", T_F32, k.d, 1, tol_q)
+                    : output("dq_norm", T_F32, k.d, tol_q);
+                k.dk_norm = !norm ? -1 : k.accumulate ? in_out("dk_norm", T_F32, k.d, 1, tol_q)
+                    : output("dk_norm", T_F32, k.d, tol_q);
+                compare(NAME("rope_qk_bwd %s T %u H %u G %u D %u norm %d", fb_dtype_str(act), k.t, k.h, k.g, k.d, norm),
+                        launch_rope_bwd, &k);
             }
 }
 
@@ -206,7 +215,8 @@ static fb_status launch_embed(fb_device *d, const void *args)
 
 static void rows_cases(void)
 {
-    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 3, 9, 5 }, { 200, 300, 576 }, { 0, 4, 64 }, { 33, 64, 3584 }, { 7, 7, 20000 } };
+    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 3, 9, 5 }, { 200, 300, 576 }, { 0, 4, 64 }, { 33, 64, 3584 },
+                                          { 7, 7, 20000 } };
     for (size_t i = 0; i < FB_COUNT(shapes); i++)
         EACH_DTYPE(act) {
             rows_case k = { .act = act, .n = shapes[i][0], .t = shapes[i][1], .c = shapes[i][2] };
@@ -228,7 +238,8 @@ static void rows_cases(void)
 /* Token ids 0, 3, 6 ..: two of them have most rows. */
 static void embed_cases(void)
 {
-    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 5, 40, 17 }, { 60, 700, 576 }, { 9, 64, 3584 }, { 4, 33, 2056 } }; /* ids, rows, width */
+    /* ids, rows, width */
+    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 5, 40, 17 }, { 60, 700, 576 }, { 9, 64, 3584 }, { 4, 33, 2056 } };
     for (size_t i = 0; i < FB_COUNT(shapes); i++)
         EACH_DTYPE(act) {
             rows_case k = { .act = act, .n = shapes[i][0], .t = shapes[i][1], .c = shapes[i][2] };
@@ -261,7 +272,8 @@ static fb_status launch_loss(fb_device *d, const void *args)
 {
     const loss_case *k = args;
     return d->kernels->cross_entropy(d, &(fb_cross_entropy){ .act = k->act, .n = k->n, .v = k->v, .logits = at(k->logits),
-        .target = at(k->target), .grad_scale = 0.037f, .d_logits = at(k->d_logits), .loss_sum = at(k->sum), .loss = at(k->loss) }, &t.err);
+        .target = at(k->target), .grad_scale = 0.037f, .d_logits = at(k->d_logits), .loss_sum = at(k->sum), .loss = at(k->loss) },
+        &t.err);
 }
 
 typedef enum { LOSS_ONLY, LOSS_APART, LOSS_IN_PLACE, LOSS_COUNT } loss_kind;
@@ -322,13 +334,14 @@ static fb_status launch_bias(fb_device *d, const void *args)
 static fb_status launch_grad_out(fb_device *d, const void *args)
 {
     const grad_case *k = args;
-    return d->kernels->grad_out(d, &(fb_grad_out){ .out_dtype = k->act, .n = k->n, .acc = at(k->in), .out = at(k->out), .sq = at(k->sq),
-        .accumulate = k->accumulate }, &t.err);
+    return d->kernels->grad_out(d, &(fb_grad_out){ .out_dtype = k->act, .n = k->n, .acc = at(k->in), .out = at(k->out),
+                                                   .sq = at(k->sq), .accumulate = k->accumulate }, &t.err);
 }
 
 static void bias_cases(void)
 {
-    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 3, 7, 9 }, { 100, 8, 8 }, { 129, 4608, 4608 }, { 5000, 576, 584 }, { 64, 37888, 37888 } };
+    static const uint32_t shapes[][3] = { { 1, 1, 1 }, { 3, 7, 9 }, { 100, 8, 8 }, { 129, 4608, 4608 }, { 5000, 576, 584 },
+                                          { 64, 37888, 37888 } };
     for (size_t i = 0; i < FB_COUNT(shapes); i++)
         EACH_DTYPE(act) {
             grad_case k = { .act = act, .m = shapes[i][0], .n = shapes[i][1], .ld = shapes[i][2], .accumulate = i % 2 };

@@ -61,7 +61,8 @@ static void nt_case(fb_dtype act, fb_dtype y_dtype, uint32_t m, uint32_t n, uint
         k.add = k.y = in_out("y", (element)y_dtype, (uint64_t)m * (n + gap), 4, tol);
     else
         k.y = output("y", (element)y_dtype, (uint64_t)m * (n + gap), tol);
-    compare(NAME("matmul_nt %s -> %s %u x %u x %u gap %u%s", fb_dtype_str(act), fb_dtype_str(y_dtype), m, n, kk, gap, kinds[kind]), launch_nt, &k);
+    compare(NAME("matmul_nt %s -> %s %u x %u x %u gap %u%s", fb_dtype_str(act), fb_dtype_str(y_dtype), m, n, kk, gap, kinds[kind]),
+            launch_nt, &k);
 }
 
 static void nn_case(fb_dtype act, uint32_t m, uint32_t n, uint32_t kk, uint32_t gap)
@@ -167,7 +168,8 @@ static fb_status launch_attention_bwd(fb_device *d, const void *args)
         return st;
     return d->kernels->attention_bwd(d, &(fb_attention_bwd){ .fwd = a, .d_o = at(c->d_o), .do_ld = a.q_ld, .dq = at(c->dq),
         .dq_ld = a.q_ld, .dk = at(c->dk), .dk_ld = a.k_ld,
-        .dv = (unsigned char *)at(c->dv) + (c->h + c->g) * c->d * fb_dtype_size(c->act), .dv_ld = a.v_ld, .scratch = at(c->scratch) }, &t.err);
+        .dv = (unsigned char *)at(c->dv) + (c->h + c->g) * c->d * fb_dtype_size(c->act), .dv_ld = a.v_ld,
+        .scratch = at(c->scratch) }, &t.err);
 }
 
 /* In bfloat16 probabilities and score gradients pass through the tensor cores rounded (2^-9 each, at random), where the cpu
@@ -208,8 +210,8 @@ static void attention_case_run(attention_case c, const uint32_t *len, uint32_t c
 {
     char name[128];
     attention_inputs(&c, len, cached);
-    snprintf(name, sizeof name, "%s H %u G %u D %u window %u, %u documents, T %u, cached %u", fb_dtype_str(c.act), c.h, c.g, c.d, c.window,
-             c.n_span, c.t, cached);
+    snprintf(name, sizeof name, "%s H %u G %u D %u window %u, %u documents, T %u, cached %u", fb_dtype_str(c.act), c.h, c.g, c.d,
+             c.window, c.n_span, c.t, cached);
     uint64_t n_q = (uint64_t)c.t * c.h * c.d, n_k = (uint64_t)c.t * c.g * c.d;
     c.o = output("o", (element)c.act, n_q, attention_tolerance(c.act, c.k_max, false));
     c.lse = output("lse", T_F32, (uint64_t)c.h * c.t, lse_tolerance(&c));
@@ -248,7 +250,8 @@ static void attention_cases(void)
                                                              .window = windows[w] }, documents[i], 0);
     static const uint32_t one[] = { 1, 0 }, several[] = { 70, 0 }, long_one[] = { 1100, 0 };
     EACH_DTYPE(act) {
-        attention_case smol = { .act = act, .h = 9, .g = 3, .d = 64 }, qwen = { .act = act, .h = 28, .g = 4, .d = 128, .window = 512 };
+        attention_case smol = { .act = act, .h = 9, .g = 3, .d = 64 },
+            qwen = { .act = act, .h = 28, .g = 4, .d = 128, .window = 512 };
         attention_case_run(smol, one, 300);
         attention_case_run(smol, several, 100);
         attention_case_run(qwen, one, 700);

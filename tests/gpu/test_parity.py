@@ -98,7 +98,8 @@ def test_errors_in_bfloat16(case, tmp_path):
     assert all(ours <= 2 * theirs for ours, theirs in errors.values()), errors
 
 
-WAYS = [dict(slots=2), dict(slots=4), dict(slots="all"), dict(overlap="false"), dict(slots=2), dict(passes=2), dict(recompute="full"),
+WAYS = [dict(slots=2), dict(slots=4), dict(slots="all"), dict(overlap="false"), dict(slots=2), dict(passes=2),
+        dict(recompute="full"),
         dict(placement="layers:1", recompute="selective"), dict(placement="resident", passes=2, recompute="none"),
         dict(placement="layers:1", passes=2, activations="host", recompute="none"), dict(passes=2, accumulators="device"),
         dict(placement="resident")]

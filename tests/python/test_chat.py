@@ -27,7 +27,8 @@ def chatml(tiny, messages, learned_roles=("assistant",)):
     """What the tiny model's ids and labels must be, put together by hand."""
     ids, labels = [], []
     if messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": "You are a helpful AI assistant named SmolLM, trained by Hugging Face"}, *messages]
+        messages = [{"role": "system", "content": "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+                    *messages]
     for message in messages:
         header = [tiny.IM_START, *tiny.ids(message["role"] + "\n")]
         turn = [*tiny.ids(message["content"]), tiny.IM_END]
@@ -106,7 +107,8 @@ FORMS = {
     "alpaca": {"instruction": "Name a river.", "input": "", "output": "Aare.", "system": "Be brief."},
     "prompt, response": {"prompt": "Name a river.", "response": "Aare.", "system": "Be brief."},
     "prompt, completion": {"prompt": "Name a river.", "completion": "Aare.", "system": "Be brief."},
-    "text parts": {"messages": [{"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+    "text parts": {"messages": [{"role": "system",
+                                 "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
                                 *CHATS["system"][1:]]},
     "nulls": {"messages": CHATS["system"], "tools": None, "input_ids": None, "system": None},
 }

@@ -47,12 +47,14 @@ def test_broken_rows_of_ids(prepare, row, sentence):
 @pytest.mark.parametrize("row, sentence", (
     ({"messages": "Hi"}, ":2: 'messages' is 'Hi'; expected an array of messages"),
     ({"messages": ["Hi"]}, ":2: message 1 is 'Hi'; expected an object with 'role' and 'content'"),
-    ({"messages": [{"role": "boss", "content": "x"}]}, ":2: message 1 has role 'boss'; expected one of system, user, assistant, tool"),
+    ({"messages": [{"role": "boss", "content": "x"}]},
+     ":2: message 1 has role 'boss'; expected one of system, user, assistant, tool"),
     ({"messages": [{"content": "x"}]}, ":2: message 1 has role None"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, r":2: message 1 has role \['user'\]"),
     ({"messages": [{"role": "user", "content": 7}]}, ":2: message 1 has content 7; expected a string or an array of text parts"),
     ({"messages": [{"role": "user"}]}, ":2: message 1 has content None"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ":2: message 1 has the content part .*; expected text parts only"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+     ":2: message 1 has the content part .*; expected text parts only"),
     ({"messages": [{"role": "user", "content": "x", "weight": 2}]}, ":2: message 1 has weight 2; expected 0 or 1"),
     ({**CHAT, "tools": "{"}, ":2: 'tools' is not JSON"),
     ({**CHAT, "tools": [1]}, r":2: 'tools' is \[1\]; expected an array of tool descriptions"),
@@ -67,7 +69,8 @@ def test_broken_conversations(prepare, tiny, row, sentence):
     ({"instruction": "x"}, ":1: the row has no 'output'"),
     ({"instruction": 1, "output": "x"}, ":1: 'instruction' is 1; expected a string"),
     ({"instruction": "x", "output": "y", "history": [["a"]]}, ":1: 'history' is .*; expected an array of .question, answer. pairs"),
-    ({"conversations": [{"from": "function_call", "value": "x"}]}, ":1: message 1 is the function call 'x'; expected a JSON object"),
+    ({"conversations": [{"from": "function_call", "value": "x"}]},
+     ":1: message 1 is the function call 'x'; expected a JSON object"),
     ({"text": 1}, ":1: 'text' is 1; expected a string"),
     ({"question": "x", "answer": "y"}, ":1: the keys 'question', 'answer' are no known format; expected input_ids"),
 ))
@@ -76,7 +79,8 @@ def test_other_broken_rows(prepare, tiny, row, sentence):
 
 
 def test_ids_from_the_wrong_tokenizer(prepare, tiny):
-    fails(prepare, [{"text": "é"}], r":1: the tokenizer gives id 256, past the model's vocabulary of 100", model_dir=tiny.folder, vocab=100)
+    fails(prepare, [{"text": "é"}], r":1: the tokenizer gives id 256, past the model's vocabulary of 100", model_dir=tiny.folder,
+          vocab=100)
 
 
 def test_a_text_needs_an_end_token(prepare, tiny, tmp_path):
@@ -229,12 +233,14 @@ class TestDatasetInfo:
         keys = self.info(prepare, plain={"file_name": "plain.jsonl"},
                          pairs={"file_name": "pairs.json", "columns": {"prompt": "q", "response": "a", "system": "s"}},
                          talk={"file_name": "talk.jsonl", "formatting": "sharegpt", "columns": {"messages": "turns"},
-                               "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "U", "assistant_tag": "A", "system_tag": "S"}},
+                               "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "U", "assistant_tag": "A",
+                                        "system_tag": "S"}},
                          books={"file_name": "books.jsonl", "columns": {"prompt": "content"}})
         messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "R"}]
         prepare.write("data/plain.jsonl", [{"messages": messages}])
         prepare.write("data/pairs.json", json.dumps([{"q": "Q", "a": "R", "s": "S"}]))
-        prepare.write("data/talk.jsonl", [{"turns": [{"who": "S", "what": "S"}, {"who": "U", "what": "Q"}, {"who": "A", "what": "R"}]}])
+        prepare.write("data/talk.jsonl",
+                      [{"turns": [{"who": "S", "what": "S"}, {"who": "U", "what": "Q"}, {"who": "A", "what": "R"}]}])
         prepare.write("data/books.jsonl", [{"content": "once"}])
         one, two, three, four = prepare.documents("plain, pairs,talk,books", model_dir=tiny.folder, **keys)
         assert one == two == three and four[0] == [*tiny.ids("once"), tiny.EOS]

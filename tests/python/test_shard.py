@@ -49,7 +49,8 @@ def test_rows_of_ids_load_no_text_library(prepare):
               "print(*sorted({'tokenizers', 'jinja2', 'pyarrow', 'numpy', 'xxhash'} & set(sys.modules)))")
     loaded = []
     for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", script, request], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+        run = subprocess.run([sys.executable, "-c", script, request], capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": PACKAGE})
         assert run.returncode == 0, run.stderr
         loaded.append(run.stdout.splitlines()[-1])
     assert loaded == ["numpy xxhash", ""]  # made; then found fresh
@@ -198,7 +199,8 @@ def test_preview(prepare, tiny):
     assert prepare.preview(rows, model_dir=tiny.folder, preview=1) == [
         {"text": "hé<|endoftext|>", "tokens": [
             {"id": tiny.ids("h")[0], "text": "h", "learned": False},
-            {"id": tiny.ids("é")[0], "text": "\ufffd", "learned": True}, {"id": tiny.ids("é")[1], "text": "\ufffd", "learned": True},
+            {"id": tiny.ids("é")[0], "text": "\ufffd", "learned": True},
+            {"id": tiny.ids("é")[1], "text": "\ufffd", "learned": True},
             {"id": tiny.EOS, "text": "<|endoftext|>", "learned": True}]}]
     assert prepare.preview([ids_row(3, 4, labels=[-100, 4])], out_dir=None) == [
         {"text": "", "tokens": [{"id": 3, "text": "", "learned": False}, {"id": 4, "text": "", "learned": True}]}]

@@ -55,7 +55,8 @@ def test_a_renderer_works_again_after_a_death():
 
 
 def test_the_environment_is_that_of_transformers():
-    template = ("{% for m in messages %}\n    {% if loop.first %}{% continue %}{% endif %}\n{{ m | tojson }}{% break %}\n{% endfor %}"
+    template = ("{% for m in messages %}\n    {% if loop.first %}{% continue %}{% endif %}\n{{ m | tojson }}{% break %}\n{% endfor "
+                "%}"
                 "{{ {'b': '<é>', 'a': 1} | tojson }}{{ tools is none }}{{ strftime_now('%%') }}")
     text, spans = render(template)
     assert text == '{"role": "assistant", "content": "Hello"}{"b": "<é>", "a": 1}True%'
@@ -71,7 +72,8 @@ def test_generation_blocks_survive_capture_and_trim():
     assert render(template) == ("Hi|Hello</s>", [[3, 12]])
 
 
-@pytest.mark.parametrize("a, b", (("", ""), ("", "x"), ("abc", "abc"), ("abc", "abd"), ("abc", "ab"), ("x", "y"), ("aaaa" * 99, "aaaa" * 98 + "b")))
+@pytest.mark.parametrize("a, b", (("", ""), ("", "x"), ("abc", "abc"), ("abc", "abd"), ("abc", "ab"), ("x", "y"),
+                                  ("aaaa" * 99, "aaaa" * 98 + "b")))
 def test_shared_prefix(a, b):
     n = shared_prefix(a, b)
     assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
@@ -86,5 +88,6 @@ def test_special_tokens_match_the_longest_first_and_literally():
 def test_behind_the_limits_nothing_can_be_opened(attempt):
     """Whatever got out of Jinja's sandbox would still be here."""
     program = f"import socket\nfrom forebay import sandbox\nsandbox._limit(1 << 30)\n{attempt}\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": PACKAGE})
     assert done.returncode == 1 and "Too many open files" in done.stderr, done.stderr

@@ -75,7 +75,8 @@ static inline uint32_t rig_fill(engine_rig *r, uint32_t step, uint32_t n_micro)
 
 static inline fb_adamw rig_adamw(const engine_rig *r, uint32_t step)
 {
-    return (fb_adamw){ .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = r->options.weight_decay, .step = step + 1 };
+    return (fb_adamw){ .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = r->options.weight_decay,
+                       .step = step + 1 };
 }
 
 static inline fb_status rig_step(engine_rig *r, uint32_t step, uint32_t n_micro, fb_step_result *out, fb_error *err)

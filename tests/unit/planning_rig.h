@@ -13,7 +13,8 @@ static inline uint64_t rig_attention_scratch(uint32_t t_max, uint32_t n_head, ui
 /* Rates small enough that a tiny model's step takes a while; every curve flat. */
 static inline fb_machine rig_machine(void)
 {
-    return (fb_machine){ .name = "rig", .device = "rig", .matmul_peak = 1e9, .matmul_rows = { 1, { 1 }, { 1 } }, .matmul_accumulate = 1,
+    return (fb_machine){ .name = "rig", .device = "rig", .matmul_peak = 1e9, .matmul_rows = { 1, { 1 }, { 1 } },
+                         .matmul_accumulate = 1,
         .attention_fwd = { 1, { 1 }, { 5e8 } }, .attention_bwd = { 1, { 1 }, { 4e8 } }, .memory_rate = 1e9, .launch = 0,
         .memory = 1u << 30, .h2d = { 1, { 1 }, { 1e7 } }, .d2h = { 1, { 1 }, { 1e7 } }, .h2d_both = 8e6, .d2h_both = 8e6,
         .dram = 1e8, .dram_dma = 8e7, .update = { 1, { 1 }, { 2e6 } }, .gather = 1e8, .cores = 4, .ram = 1u << 30 };

@@ -10,11 +10,14 @@
 #include "engine_rig.h"
 #include "io/shard.h"
 #include "io/sums.h"
+#include "io/sys.h"
+#include "run/masters.h"
 #include "run/saver.h"
 
 static const tiny_model model = { "qwen3", 16, 20, 2, 2, 1, 8, 40, true, NULL, 0 };
 
-static const fb_progress somewhere = { .data_step = 12, .update_step = 11, .total_steps = 40, .rows_per_epoch = 77, .steps_per_epoch = 9,
+static const fb_progress somewhere = { .data_step = 12, .update_step = 11, .total_steps = 40, .rows_per_epoch = 77,
+                                       .steps_per_epoch = 9,
     .nonfinite_in_a_row = 2, .loss_sum = 0.1, .n_learned = 5, .elapsed = 1234.0625, .finished = false, .rope = { 63 } };
 
 static char out_dir[600];
@@ -189,7 +192,7 @@ static void the_folder_has_all_its_files(void **unused)
             float f;
             uint16_t got;
             fb_state_read(&r.session.state, p->block, p->offset + k, 1, &f);
-            memcpy(&got, (const char *)t->data + 2 * k, 2);
+            assert_int_equal(fb_tensor_read(t, k, 1, &got, &err), FB_OK);
             assert_int_equal(got, (uint16_t)((fb_f32_bits(f) + 0x8000u) >> 16));
         }
     }
@@ -311,7 +314,8 @@ static void the_newest_is_found_and_the_oldest_go(void **unused)
     assert_string_equal(dir, "");
     assert_false(fb_checkpoint_any(out_dir));
     make_whole("checkpoint-9"), make_whole("checkpoint-10"), make_whole("checkpoint-100"), make_whole("checkpoint-99");
-    make("checkpoint-500.tmp"), make("checkpoint-"), make("checkpoint-x"), make("checkpoint--7"), make("checkpoint-5x"), make("data");
+    make("checkpoint-500.tmp"), make("checkpoint-"), make("checkpoint-x"), make("checkpoint--7"), make("checkpoint-5x"),
+        make("data");
     make("checkpoint-99999999999999999999"), make("checkpoint-0500");
     assert_true(fb_checkpoint_any(out_dir));
     assert_int_equal(fb_checkpoint_find(dir, out_dir, &sink, NULL), FB_OK);
@@ -369,6 +373,33 @@ static void every_flipped_bit_is_found(void **unused)
         assert_int_equal(fb_sums_verify(temp_dir, &err), FB_OK);
         free(text);
     }
+}
+
+/* Files are looked at by several threads; which one is told does not depend on them. */
+static void of_several_damaged_files_the_first_is_told(void **unused)
+{
+    (void)unused;
+    enum { N = 7, LARGE = 1 << 20 };
+    fb_sums sums = { 0 };
+    fb_error err;
+    char name[FB_FILE_NAME_SIZE + 4], *text = calloc(1, LARGE);
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "f%d", i);
+        temp_write(name, text, i % 2 ? 100 : LARGE);
+    }
+    assert_int_equal(fb_sums_add_rest(&sums, temp_dir, NULL), FB_OK);
+    assert_int_equal(sums.n, N);
+    assert_int_equal(fb_sums_write(&sums, temp_dir, NULL), FB_OK);
+    for (int i = N; i-- > 0;) {
+        text[0] = 1;
+        temp_write(sums.files[i].name, text, sums.files[i].size);
+        snprintf(name, sizeof name, "/%s: ", sums.files[i].name);
+        for (int again = 0; again < 20; again++)
+            expect_failure(fb_sums_verify(temp_dir, &err), FB_INPUT, &err, name);
+    }
+    assert_int_equal(fb_sums_verify(temp_dir, NULL), FB_INPUT);
+    fb_sums_free(&sums);
+    free(text);
 }
 
 static void the_limit_holds_while_saving(void **unused)
@@ -453,6 +484,56 @@ static void another_models_checkpoint_is_refused(void **unused)
     rig_stop(&r);
 }
 
+/* Weights and what completes them, cut between open and read. */
+static void masters_cut_behind_our_back_are_a_sentence(void **unused)
+{
+    (void)unused;
+    static const char *const files[] = { "model.safetensors", "remainders.safetensors" };
+    tiny_write(&model, 9);
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    for (uint64_t k = 0; k < FB_COUNT(files); k++) {
+        const fb_param *last = &r.session.manifest.params[r.session.manifest.n_param - 1];
+        float f[100];
+        char path[800], part[200];
+        fb_masters masters;
+        save(&r, k + 1);
+        assert_int_equal(fb_masters_open(&masters, &r.session.manifest, checkpoint(k + 1), &err), FB_OK);
+        snprintf(path, sizeof path, "%s/%s", checkpoint(k + 1), files[k]);
+        assert_int_equal(fb_masters_read(&masters, last, 0, 3, f, &err), FB_OK);
+        assert_int_equal(truncate(path, 1000), 0);
+        snprintf(part, sizeof part, "%s: became shorter while it was being read: '%s' has", files[k], last->name);
+        expect_failure(fb_masters_read(&masters, last, 0, 3, f, &err), FB_IO, &err, part);
+        fb_masters_close(&masters);
+    }
+    rig_stop(&r);
+}
+
+static void every_read_of_a_load_may_fail(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 10);
+    engine_rig r;
+    fb_error err;
+    open_rig(&r, "compute_dtype=float32");
+    save(&r, 1);
+    fb_status st = FB_IO;
+    int n = 0, n_data = 0;
+    while (st != FB_OK) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "fail=read:%d:EIO", ++n);
+        assert_int_equal(fb_sys_faults(spec, NULL), FB_OK);
+        st = fb_checkpoint_load(&r.session.state, checkpoint(1), r.session.team, &err);
+        assert_int_equal(fb_sys_faults(NULL, NULL), FB_OK);
+        if (st != FB_OK)
+            expect_failure(st, st == FB_IO ? FB_IO : FB_INPUT, &err, "Input/output error"); /* of a header: FB_INPUT */
+        n_data += st == FB_IO;
+    }
+    assert_int_equal(n_data, 4 * r.session.manifest.n_param); /* weights, remainders, both moments; each tensor is one piece here */
+    rig_stop(&r);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, temp_dir_make, temp_dir_remove)
@@ -460,6 +541,7 @@ int main(void)
         TEST(a_resumed_run_is_the_run),
         TEST(masters_are_exact_in_every_dtype),
         TEST(every_flipped_bit_is_found),
+        TEST(of_several_damaged_files_the_first_is_told),
         TEST(the_folder_has_all_its_files),
         TEST(progress_comes_back),
         TEST(broken_progress_is_refused),
@@ -467,6 +549,8 @@ int main(void)
         TEST(the_limit_holds_while_saving),
         TEST(leftovers_do_not_matter),
         TEST(another_models_checkpoint_is_refused),
+        TEST(masters_cut_behind_our_back_are_a_sentence),
+        TEST(every_read_of_a_load_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

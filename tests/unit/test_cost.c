@@ -50,7 +50,8 @@ static void products_are_counted(void **unused)
     assert_true(is_close(c.whole.backward[0][FB_RECOMPUTE_SELECTIVE], 4 * t * (attn + mlp) / 1e9));
     assert_true(is_close(c.whole.backward[0][FB_RECOMPUTE_FULL], (4 * t * (attn + mlp) + 2 * t * (attn + gate_up)) / 1e9));
     assert_true(is_close(c.whole.head, 6 * t * 32 * 96 / 1e9));
-    machine.matmul_accumulate = 0.5; /* at a side of 8192 the sum takes as long as its product; 8 bytes an element whatever t, at 0.7 of that */
+    /* at a side of 8192 the sum takes as long as its product; 8 bytes an element whatever t, at 0.7 of that */
+    machine.matmul_accumulate = 0.5;
     double sum = 8 * (attn + mlp) / (0.7 * 8 * 8192.0 * 8192 / (2 * 8192.0 * 8192 * 8192 / 1e9));
     fb_costs slower = costs(&r, &machine, 2);
     assert_true(is_close(slower.whole.backward[0][FB_RECOMPUTE_NONE], 4 * t * (attn + mlp) / 1e9 + sum));
@@ -110,7 +111,8 @@ static void keeping_more_is_never_dearer(void **unused)
     assert_true(c.whole.backward[0][FB_RECOMPUTE_SELECTIVE] < c.whole.backward[0][FB_RECOMPUTE_FULL]);
     /* A full recompute is the forward again, but for the down projection. */
     double down = 2.0 * 32 * 32 * 48 / machine.matmul_peak;
-    assert_true(is_close(c.whole.backward[0][FB_RECOMPUTE_FULL] - c.whole.backward[0][FB_RECOMPUTE_NONE], c.whole.forward[0] - down));
+    assert_true(is_close(c.whole.backward[0][FB_RECOMPUTE_FULL] - c.whole.backward[0][FB_RECOMPUTE_NONE],
+                         c.whole.forward[0] - down));
     fb_manifest_free(&m);
 }
 

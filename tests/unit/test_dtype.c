@@ -159,6 +159,24 @@ static void names_are_those_of_safetensors_and_hugging_face(void **state)
     assert_int_equal(fb_dtype_size(FB_BF16), 2);
 }
 
+static void what_is_not_finite_is_found(void **state)
+{
+    (void)state;
+    static const uint32_t bad[] = { 0x7f800000u, 0xff800000u, 0x7f800001u, 0xffffffffu };
+    enum { N = 37 };
+    for (uint64_t n = 0; n <= N; n++) {
+        float f[N];
+        for (uint64_t i = 0; i < N; i++)
+            f[i] = fb_bits_f32(i % 3 == 0 ? 0xff7fffffu : i % 3 == 1 ? 0 : 0x7f7fffffu); /* the largest there are */
+        assert_int_equal(fb_find_nonfinite(f, n), n);
+        for (uint64_t i = n; i-- > 0;) { /* those behind it are not the first */
+            f[i] = fb_bits_f32(bad[i % FB_COUNT(bad)]);
+            assert_int_equal(fb_find_nonfinite(f, n), i);
+            assert_int_equal(fb_find_nonfinite(f, i), i);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +186,7 @@ int main(void)
         cmocka_unit_test(bf16_rounds_to_nearest_even),
         cmocka_unit_test(every_nan_stays_a_nan),
         cmocka_unit_test(arrays_convert_element_by_element),
+        cmocka_unit_test(what_is_not_finite_is_found),
         cmocka_unit_test(names_are_those_of_safetensors_and_hugging_face),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,8 +102,10 @@ static void expect_same(const rig_outcome *want, const setting *x)
     bool same = rig_same(want, &got);
     free(got.all);
     if (!same)
-        fail_msg("not the same: %s, %s %s %s %s, %u passes, inputs on the %s", models[current].type, x->overrides[0], x->overrides[1],
-                 x->overrides[2] ? x->overrides[2] : "", x->overrides[3] ? x->overrides[3] : "", x->n_pass, x->inputs_on_host ? "host" : "device");
+        fail_msg("not the same: %s, %s %s %s %s, %u passes, inputs on the %s", models[current].type, x->overrides[0],
+                 x->overrides[1],
+                 x->overrides[2] ? x->overrides[2] : "", x->overrides[3] ? x->overrides[3] : "", x->n_pass,
+                 x->inputs_on_host ? "host" : "device");
 }
 
 static const char *const dtypes[] = { "compute_dtype=float32", "compute_dtype=bfloat16" };
@@ -116,7 +118,8 @@ static void with_each_model(void (*body)(const rig_outcome *want, const char *dt
         tiny_write(&models[i], 17 + i);
         current = i;
         for (uint32_t k = 0; k < FB_COUNT(dtypes); k++) {
-            rig_outcome want = train(&(setting){ .overrides = { dtypes[k], "slots=all", "overlap=false", "recompute=none", "max_grad_norm=1e9" } });
+            rig_outcome want = train(&(setting){ .overrides = { dtypes[k], "slots=all", "overlap=false", "recompute=none",
+                                                                "max_grad_norm=1e9" } });
             body(&want, dtypes[k], 2 * i + k + i / 2);
             free(want.all);
         }
@@ -129,7 +132,8 @@ static void slots(const rig_outcome *want, const char *dtype, uint32_t turn)
 {
     static const char *const all[] = { "slots=1", "slots=2", "slots=3", "slots=all" };
     for (uint32_t i = 0; i < FB_COUNT(all); i++)
-        expect_same(want, &(setting){ .overrides = { dtype, all[i], clips[(i + turn) % 2], (i + turn) % 3 ? "overlap=true" : "overlap=false" } });
+        expect_same(want, &(setting){ .overrides = { dtype, all[i], clips[(i + turn) % 2],
+                                                     (i + turn) % 3 ? "overlap=true" : "overlap=false" } });
 }
 
 static void slots_change_no_bit(void **unused)
@@ -166,7 +170,8 @@ static void placements(const rig_outcome *want, const char *dtype, uint32_t turn
             .eval_between = i % 3 == 1 });
     }
     for (uint32_t i = 0; i < FB_COUNT(kept); i++)
-        expect_same(want, &(setting){ .overrides = { dtype, "activations=host", kept[i], clips[(i + turn) % 2], i == 1 ? "passes=2" : "passes=1" } });
+        expect_same(want, &(setting){ .overrides = { dtype, "activations=host", kept[i], clips[(i + turn) % 2],
+                                                     i == 1 ? "passes=2" : "passes=1" } });
 }
 
 static void placements_change_no_bit(void **unused)

@@ -174,7 +174,8 @@ static void fail_everywhere(const layout *l)
         for (uint64_t n = 1; n <= count[op]; n = n + step <= count[op] || n == count[op] ? n + step : count[op]) {
             char spec[64], sentence[96];
             snprintf(spec, sizeof spec, "fail=%s:%llu", op_names[op], (unsigned long long)n);
-            snprintf(sentence, sizeof sentence, "fault device: injected failure of %s, call %llu", op_names[op], (unsigned long long)n);
+            snprintf(sentence, sizeof sentence, "fault device: injected failure of %s, call %llu", op_names[op],
+                     (unsigned long long)n);
             memset(&err, 0, sizeof err);
             rig_for(&r, l, spec);
             alarm(30); /* a hang is a failure */

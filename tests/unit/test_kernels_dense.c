@@ -188,7 +188,8 @@ static const struct { uint32_t m, n, k; } matmul_shape[] = {
     { 127, 16, 15000 }, /* bfloat16: more depth than fits in scratch */
 };
 
-static void nt_case(fb_dtype act, fb_dtype y_dtype, uint32_t m, uint32_t n, uint32_t k, bool with_bias, bool with_add, bool add_is_y)
+static void nt_case(fb_dtype act, fb_dtype y_dtype, uint32_t m, uint32_t n, uint32_t k, bool with_bias, bool with_add,
+                    bool add_is_y)
 {
     uint64_t size = (uint64_t)m * n;
     mat x = mat_random(act, m, k, 3, 1), w = mat_random(act, n, k, 5, 1), bias = mat_random(act, 1, n, 0, 4);
@@ -395,7 +396,8 @@ static void rms_norm_is_the_equation(void **state)
         fb_dtype act = i % 2 ? FB_BF16 : FB_F32;
         uint32_t t = norm_shape[i / 2].t, c = norm_shape[i / 2].c;
         double eps = 1e-5;
-        mat x = mat_random(act, t, c, 0, 3), w = mat_random(act, 1, c, 0, 2), y = mat_new(act, t, c, 0), rstd = mat_new(FB_F32, t, 1, 0);
+        mat x = mat_random(act, t, c, 0, 3), w = mat_random(act, 1, c, 0, 2), y = mat_new(act, t, c, 0),
+            rstd = mat_new(FB_F32, t, 1, 0);
         double *exact = doubles(t * c), *stored = doubles(t * c), *bound = doubles(t * c), *want_rstd = doubles(t);
         ref_norm(exact, want_rstd, x.exact, w.exact, t, c, eps);
         ref_norm(stored, want_rstd, x.stored, w.stored, t, c, eps);
@@ -418,7 +420,8 @@ static void rms_norm_rounds_twice_in_bf16(void **state)
 {
     (void)state;
     enum { COLS = 2 };
-    uint16_t x[COLS] = { fb_f32_bf16(1.0f), fb_f32_bf16(1.0f + 0x1p-7f) }, w[COLS] = { fb_f32_bf16(1.0f + 0x1p-7f), fb_f32_bf16(1.5f) };
+    uint16_t x[COLS] = { fb_f32_bf16(1.0f), fb_f32_bf16(1.0f + 0x1p-7f) },
+        w[COLS] = { fb_f32_bf16(1.0f + 0x1p-7f), fb_f32_bf16(1.5f) };
     uint16_t y[COLS];
     float rstd;
     fb_rms_norm a = { .act = FB_BF16, .t = 1, .c = COLS, .eps = 0, .x = x, .w = w, .y = y, .rstd = &rstd };
@@ -458,12 +461,14 @@ static void rms_norm_bwd_case(fb_dtype act, uint32_t t, uint32_t c, bool with_ad
         mat_set(&rstd, i, 0, r[i]);
     for (uint32_t i = 0; i < t * c; i++) {
         exact[i] = DIFFERENCE(x.exact[i], norm_objective(x.exact, w.exact, dy.exact, t, c, eps)) + (with_add ? add.exact[i] : 0);
-        stored[i] = DIFFERENCE(x.stored[i], norm_objective(x.stored, w.stored, dy.stored, t, c, eps)) + (with_add ? add.stored[i] : 0);
+        stored[i] = DIFFERENCE(x.stored[i], norm_objective(x.stored, w.stored, dy.stored, t, c, eps))
+            + (with_add ? add.stored[i] : 0);
         /* rstd * u and rstd * x^ * mean(u x^) are each at most rstd * 2 * c in size, rounded a few times; add is at most 1 */
         bound[i] = (c + 10) * 0x1p-24 * (4 * r[i / c] + 1) + 1e-8;
     }
     for (uint32_t i = 0; i < c; i++) {
-        want_dw[i] = DIFFERENCE(w.stored[i], norm_objective(x.stored, w.stored, dy.stored, t, c, eps)) + (accumulate ? dw.stored[i] : 0);
+        want_dw[i] = DIFFERENCE(w.stored[i], norm_objective(x.stored, w.stored, dy.stored, t, c, eps))
+            + (accumulate ? dw.stored[i] : 0);
         bound_dw[i] = (t + 4) * 0x1p-24 * (sqrt(c) * t + 1) + 1e-8; /* |x^| <= sqrt(C) */
     }
     mat *out = add_is_dx ? &add : &dx;
@@ -501,7 +506,8 @@ static void rms_norm_bwd_dw_has_the_same_bits_on_any_team(void **state)
         rstd[r] = 1.0f + (float)r / ROWS;
         memcpy(rows + (size_t)r * COLS, x.data, COLS * sizeof *rows);
     }
-    fb_rms_norm_bwd a = { .act = FB_BF16, .t = ROWS, .c = COLS, .x = rows, .w = x.data, .dy = rows, .rstd = rstd, .dx = dx, .dw = dw.data };
+    fb_rms_norm_bwd a = { .act = FB_BF16, .t = ROWS, .c = COLS, .x = rows, .w = x.data, .dy = rows, .rstd = rstd, .dx = dx,
+                          .dw = dw.data };
     RUN_ON_ALL_TEAMS(&dw, fb_cpu_rms_norm_bwd(s, &a));
     double sum_rstd = ROWS + (ROWS - 1) / 2.0;
     for (uint32_t c = 0; c < COLS; c += 997) {
@@ -603,9 +609,10 @@ static void gather_and_scatter_are_inverse(void **state)
         for (uint32_t j = 0; j < N; j++)
             index[j] = j * 29 % ROWS; /* distinct: 83 is a prime */
         mat x = mat_random(act, ROWS, COLS, 0, 1), y = mat_new(act, N, COLS, 0), z = mat_new(act, ROWS, COLS, 0);
-        RUN_ON_ALL_TEAMS(&y, fb_cpu_gather_rows(s, &(fb_gather_rows){ .act = act, .n = N, .c = COLS, .x = x.data, .index = index, .y = y.data }));
-        RUN_ON_ALL_TEAMS(&z, fb_cpu_scatter_rows(s, &(fb_scatter_rows){ .act = act, .n = N, .t = ROWS, .c = COLS, .x = y.data, .index = index,
-                                                                        .y = z.data }));
+        RUN_ON_ALL_TEAMS(&y, fb_cpu_gather_rows(s, &(fb_gather_rows){ .act = act, .n = N, .c = COLS, .x = x.data, .index = index,
+                                                                      .y = y.data }));
+        RUN_ON_ALL_TEAMS(&z, fb_cpu_scatter_rows(s, &(fb_scatter_rows){ .act = act, .n = N, .t = ROWS, .c = COLS, .x = y.data,
+                                                                        .index = index, .y = z.data }));
         bool hit[ROWS] = { false };
         for (uint32_t j = 0; j < N; j++) {
             hit[index[j]] = true;
@@ -648,7 +655,8 @@ static void embed_grad_sums_repeated_ids(void **state)
                 want[t * t % 47 * COLS + c] += dx.stored[t * COLS + c];
                 bound[t * t % 47 * COLS + c] = 8 * 8 * 0x1p-24; /* an id's rows here, and itself: fewer than 8, each below 1 */
             }
-        fb_embed_grad a = { .act = act, .c = COLS, .n_unique = n, .dx = dx.data, .id = id, .start = start, .order = order, .d_table = table.data };
+        fb_embed_grad a = { .act = act, .c = COLS, .n_unique = n, .dx = dx.data, .id = id, .start = start, .order = order,
+                            .d_table = table.data };
         RUN_ON_ALL_TEAMS(&table, fb_cpu_embed_grad(s, &a));
         mat_check(&table, want, want, bound); /* rows without tokens: to the bit */
         mat_free(&dx), mat_free(&table);
@@ -672,7 +680,8 @@ static const struct { uint32_t n, v; } loss_shape[] = { { 1, 1 }, { 1, 4099 }, {
 
 static void cross_entropy_case(fb_dtype act, bool in_place, uint32_t n, uint32_t v)
 {
-    mat logits = mat_random(FB_F32, n, v, 0, 20), d = mat_new(act, n, v, 0), loss = mat_new(FB_F32, n, 1, 0), sum = mat_new(FB_F32, 1, 2, 0);
+    mat logits = mat_random(FB_F32, n, v, 0, 20), d = mat_new(act, n, v, 0), loss = mat_new(FB_F32, n, 1, 0),
+        sum = mat_new(FB_F32, 1, 2, 0);
     double *want = doubles(n), *bound = doubles(n), *want_d = doubles((uint64_t)n * v), *bound_d = doubles((uint64_t)n * v);
     uint32_t *target = calloc(n, sizeof *target);
     double scale = 0.125, want_sum = 1000, keep, up, down;
@@ -724,7 +733,8 @@ static void cross_entropy_extremes(void **state)
     const uint32_t target[4] = { 0, 1, 0, 0 };
     float logits[4 * 3] = { 3e38f, -3e38f, 0, -INFINITY, 5, 5, 1, NAN, 2, 1, INFINITY, 2 }, loss[4], d[4 * 3];
     double sum = 0;
-    fb_cpu_cross_entropy(&team[0], &(fb_cross_entropy){ .act = FB_F32, .n = 4, .v = 3, .logits = logits, .target = target, .grad_scale = 1,
+    fb_cpu_cross_entropy(&team[0],
+                         &(fb_cross_entropy){ .act = FB_F32, .n = 4, .v = 3, .logits = logits, .target = target, .grad_scale = 1,
                                                         .d_logits = d, .loss_sum = &sum, .loss = loss });
     assert_true(loss[0] == 0 && d[0] == 0 && d[1] == 0 && d[2] == 0);
     assert_true(fabs(loss[1] - log(2)) < 1e-7 && d[3] == 0 && d[4] == -0.5f && d[5] == 0.5f);
@@ -764,7 +774,8 @@ static void grad_out_rounds_and_sums_squares(void **state)
             /* Cut at the end of any tile, a gradient has the norm of the whole, to the bit. */
             for (uint32_t cut = 65536; cut < n && type == FB_F32; cut += 65536) {
                 double pieces;
-                fb_cpu_grad_out(&team[1], &(fb_grad_out){ .out_dtype = FB_F32, .n = cut, .acc = acc.data, .out = acc.data, .sq = &pieces });
+                fb_cpu_grad_out(&team[1],
+                                &(fb_grad_out){ .out_dtype = FB_F32, .n = cut, .acc = acc.data, .out = acc.data, .sq = &pieces });
                 fb_cpu_grad_out(&team[1], &(fb_grad_out){ .out_dtype = FB_F32, .n = n - cut, .acc = (float *)acc.data + cut,
                     .out = (float *)acc.data + cut, .sq = &pieces, .accumulate = true });
                 assert_true(pieces == once);

@@ -349,7 +349,8 @@ static void agrees_with_the_equations(void **unused)
 static bool same(const rig *r, const outcome *a, const outcome *b)
 {
     uint64_t n = r->t * r->m.cfg.hidden * sizeof(float);
-    return !memcmp(a->y, b->y, n) && !memcmp(a->dx, b->dx, n) && !memcmp(a->gradients, b->gradients, r->desc->extent * sizeof(float));
+    return !memcmp(a->y, b->y, n) && !memcmp(a->dx, b->dx, n)
+        && !memcmp(a->gradients, b->gradients, r->desc->extent * sizeof(float));
 }
 
 static void recomputing_is_keeping(void **unused)
@@ -444,10 +445,13 @@ static void failures_come_out(void **unused)
         make_rig(&r, 4, FB_F32, lens, 3, 1);
         assert_int_equal(device->ops->alloc(device, 1 << 20, &arena, &err), FB_OK);
         carver at = { arena };
-        fb_layer_binding b = { .device = device, .shape = &r.shape, .desc = r.desc, .policy = FB_RECOMPUTE_FULL, .t = r.t, .t_max = T_MAX,
-            .weights = carve(&at, r.desc->extent * 4), .gradients = carve(&at, r.desc->extent * 4), .position = carve(&at, sizeof r.position),
+        fb_layer_binding b = { .device = device, .shape = &r.shape, .desc = r.desc, .policy = FB_RECOMPUTE_FULL, .t = r.t,
+                               .t_max = T_MAX,
+            .weights = carve(&at, r.desc->extent * 4), .gradients = carve(&at, r.desc->extent * 4),
+            .position = carve(&at, sizeof r.position),
             .span = carve(&at, sizeof r.span), .n_span = 0, .q_len_max = T_MAX, .k_len_max = T_MAX, .cos = carve(&at, sizeof r.cos),
-            .sin = carve(&at, sizeof r.sin), .x = carve(&at, sizeof r.x), .scratch = carve(&at, fb_layer_scratch_size(&r.shape, FB_RECOMPUTE_FULL, T_MAX)) };
+            .sin = carve(&at, sizeof r.sin), .x = carve(&at, sizeof r.x),
+            .scratch = carve(&at, fb_layer_scratch_size(&r.shape, FB_RECOMPUTE_FULL, T_MAX)) };
         void *y = carve(&at, sizeof r.x);
         fb_status st = fb_layer_forward(&b, y, &err);
         assert_int_equal(st, in_forward ? FB_DEVICE : FB_OK);

@@ -191,7 +191,8 @@ static void without_shuffling_the_files_order(void **unused)
     (void)unused;
     make_shard(90, 1);
     for (int packing = 0; packing < 2; packing++) {
-        fb_loader *l = new_loader(&(fb_loader_options){ .row_len = ROW, .packing = packing, .seed = 3, .rows_per_step = 4, .rows_per_micro = 2 });
+        fb_loader *l = new_loader(&(fb_loader_options){ .row_len = ROW, .packing = packing, .seed = 3, .rows_per_step = 4,
+                                                        .rows_per_micro = 2 });
         for (uint64_t epoch = 0; epoch < 2; epoch++) {
             served s = serve_epoch(l, epoch);
             for (uint32_t i = 0; i < s.n_doc; i++)
@@ -206,7 +207,8 @@ static void the_seed_and_the_epoch_are_the_order(void **unused)
     (void)unused;
     make_shard(200, 1);
     for (int packing = 0; packing < 2; packing++) {
-        fb_loader_options o = { .row_len = ROW, .packing = packing, .shuffle = true, .seed = 42, .rows_per_step = 4, .rows_per_micro = 2 };
+        fb_loader_options o = { .row_len = ROW, .packing = packing, .shuffle = true, .seed = 42, .rows_per_step = 4,
+                                .rows_per_micro = 2 };
         fb_loader *l = new_loader(&o);
         served first = serve_epoch(l, 0), second = serve_epoch(l, 1);
         assert_false(same_order(&first, &second));

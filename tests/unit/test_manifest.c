@@ -126,9 +126,9 @@ static void refuses_an_absurd_size(void **unused)
     fb_error        err = { 0 };
     fb_model_config c = { 0 };
     fb_manifest     m = { 0 };
-    assert_int_equal(fb_model_config_parse(&c, "{\"model_type\":\"llama\",\"hidden_size\":2147483646,\"intermediate_size\":2147483647,"
-                                               "\"num_hidden_layers\":512,\"num_attention_heads\":2,\"vocab_size\":9,"
-                                               "\"head_dim\":2,\"max_position_embeddings\":64}", "c", &err), FB_OK);
+    assert_int_equal(fb_model_config_parse(&c, "{\"model_type\":\"llama\",\"hidden_size\":2147483646,"
+                                               "\"intermediate_size\":2147483647,\"num_hidden_layers\":512,"
+                                               "\"num_attention_heads\":2,\"vocab_size\":9,\"head_dim\":2,\"max_position_embeddings\":64}", "c", &err), FB_OK);
     expect_failure(fb_manifest_build(&m, &c, &err), FB_INPUT, &err, "more than 2^56 parameters");
     assert_null(m.params);
     assert_null(c.json);
@@ -200,7 +200,8 @@ static void a_checkpoint_is_checked(void **unused)
           .part = "'model.layers.0.self_attn.q_proj.bias' is not a tensor of a MistralForCausalLM with this config" },
         { .json = CONFIG("llama", ""), .extra = "model.layers.2.mlp.up_proj.weight", .extra_rank = 2, .extra_shape = { 10, 12 },
           .part = "'model.layers.2.mlp.up_proj.weight' is not a tensor" },
-        { .json = CONFIG("llama", ""), .extra = "model.layers.0.self_attn.rotary_emb.inv_freq", .extra_rank = 1, .extra_shape = { 3 } },
+        { .json = CONFIG("llama", ""), .extra = "model.layers.0.self_attn.rotary_emb.inv_freq", .extra_rank = 1,
+          .extra_shape = { 3 } },
         { .json = TIED, .extra = "lm_head.weight", .extra_rank = 2, .extra_shape = { 7, 12 }, .extra_byte = 0x11 },
         { .json = TIED, .extra = "lm_head.weight", .extra_rank = 2, .extra_shape = { 7, 12 }, .extra_byte = 0x12,
           .part = "'lm_head.weight' differs from 'model.embed_tokens.weight', but the config ties them" },

@@ -137,7 +137,8 @@ static void windows_follow_the_family(void **unused)
 static void yarn_attention_is_resolved(void **unused)
 {
     (void)unused;
-#define YARN(more) BASE("llama") ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":32" more "}}"
+#define YARN(more) BASE("llama") \
+    ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":32" more "}}"
     fb_model_config c = parse(YARN(""));
     assert_int_equal(c.rope.type, FB_ROPE_YARN);
     assert_int_equal(c.rope.original_max, 32);
@@ -160,8 +161,10 @@ static void both_spellings_of_rope_are_read(void **unused)
         BASE("llama") ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
         BASE("llama") ",\"rope_theta\":5e5,\"rope_scaling\":{\"rope_type\":\"linear\",\"type\":\"linear\",\"factor\":2.0}}",
         BASE("llama") ",\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500000}}",
-        BASE("llama") ",\"rope_theta\":1e4,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500000.0}}",
-        BASE("llama") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500000},\"rope_parameters\":{\"rope_type\":\"default\"}}",
+        BASE("llama") ",\"rope_theta\":1e4,\"rope_scaling\":{},"
+                      "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500000.0}}",
+        BASE("llama") ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500000},"
+                      "\"rope_parameters\":{\"rope_type\":\"default\"}}",
     };
     for (size_t i = 0; i < FB_COUNT(cases); i++) {
         fb_model_config c = parse(cases[i]);
@@ -200,7 +203,8 @@ static void refuses_each_bad_config(void **unused)
           "\"num_attention_heads\":4,\"vocab_size\":100,\"max_position_embeddings\":128}",
           "'num_hidden_layers' is 513; expected an integer from 1 to 512" },
         { "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,"
-          "\"num_attention_heads\":5,\"vocab_size\":100,\"max_position_embeddings\":128}", "'hidden_size' is 64, which 5 heads do not divide" },
+          "\"num_attention_heads\":5,\"vocab_size\":100,\"max_position_embeddings\":128}",
+          "'hidden_size' is 64, which 5 heads do not divide" },
         { "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,"
           "\"num_attention_heads\":4,\"vocab_size\":100,\"max_position_embeddings\":128,\"num_key_value_heads\":3}",
           "not a multiple of 'num_key_value_heads', 3" },
@@ -208,16 +212,20 @@ static void refuses_each_bad_config(void **unused)
         { BASE("llama") ",\"head_dim\":2147483646}", "4 heads of 2147483646 are wider" },
         { BASE("llama") ",\"rms_norm_eps\":-1e-6}", "'rms_norm_eps' is -1e-6" },
         { BASE("llama") ",\"tie_word_embeddings\":1}", "'tie_word_embeddings' is 1; expected true or false" },
-        { BASE("llama") ",\"rope_scaling\":{\"type\":\"longrope\"}}", "rope type 'longrope' is not known; known are: default, linear, dynamic, yarn, llama3" },
+        { BASE("llama") ",\"rope_scaling\":{\"type\":\"longrope\"}}",
+          "rope type 'longrope' is not known; known are: default, linear, dynamic, yarn, llama3" },
         { BASE("llama") ",\"rope_scaling\":[1]}", "'rope_scaling' is not an object" },
         { BASE("llama") ",\"rope_scaling\":{\"type\":\"linear\"}}", "has no 'factor'" },
         { BASE("llama") ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}}", "'factor' is 0.5; expected a number from 1" },
         { BASE("llama") ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":\"2\"}}", "'factor' is \"2\"" },
         { BASE("llama") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2}}", "has no 'low_freq_factor'" },
-        { BASE("llama") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4}}", "expected more than 'low_freq_factor'" },
-        { BASE("llama") ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":0.5}}", "'beta_fast' is 0.5, below 'beta_slow', 1" },
+        { BASE("llama") ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":2,\"low_freq_factor\":4,\"high_freq_factor\":4}}",
+          "expected more than 'low_freq_factor'" },
+        { BASE("llama") ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":0.5}}",
+          "'beta_fast' is 0.5, below 'beta_slow', 1" },
         { BASE("llama") ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"truncate\":null}}", "'truncate' is null" },
-        { BASE("llama") ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2},\"head_dim\":2}", "needs a head size of at least 4" },
+        { BASE("llama") ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2},\"head_dim\":2}",
+          "needs a head size of at least 4" },
         { BASE("qwen3") ",\"rope_parameters\":{\"full_attention\":{\"rope_type\":\"default\"}}}", "differs by layer type" },
         { BASE("llama") ",\"rope_theta\":-1}", "'rope_theta' is -1" },
         { BASE("llama") ",\"rope_theta\":1}", "'rope_theta' is 1" },
@@ -227,10 +235,13 @@ static void refuses_each_bad_config(void **unused)
         { BASE("llama") ",\"eos_token_id\":[1,2,3,4,5,6,7,8,9]}", "brings more than 8 ends of sequence" },
         { BASE("llama") ",\"pad_token_id\":100}", "'pad_token_id' is 100; expected an integer from -1 to 99" },
         { BASE("mistral") ",\"sliding_window\":0}", "'sliding_window' is 0" },
-        { BASE("mistral") ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]}", "every layer is the same" },
+        { BASE("mistral") ",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]}",
+          "every layer is the same" },
         { BASE("qwen2") ",\"layer_types\":[\"full_attention\"]}", "'layer_types' is not a list of 4 names" },
-        { BASE("qwen2") ",\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\",\"full_attention\"]}", "layer_types[1] is 'linear_attention'; known are" },
-        { BASE("qwen2") ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\"]}", "no sliding window is in force" },
+        { BASE("qwen2") ",\"layer_types\":[\"full_attention\",\"linear_attention\",\"full_attention\",\"full_attention\"]}",
+          "layer_types[1] is 'linear_attention'; known are" },
+        { BASE("qwen2") ",\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\"]}",
+          "no sliding window is in force" },
     };
     for (size_t i = 0; i < FB_COUNT(cases); i++) {
         fb_error        err = { 0 };

@@ -159,8 +159,10 @@ static void a_llamafactory_file_reads_as_it_stands(void **state)
         assert_int_equal(o.eval_steps, 50);
         assert_null(o.resume_from_checkpoint);
     }
-    static const char *const warned[] = { ":3: trust_remote_code is accepted but changes nothing here: code from a checkpoint is never run",
-                                          ":7: do_train", ":8: finetuning_type", ":9: deepspeed", ":13: template", ":16: overwrite_cache",
+    static const char *const warned[] = { ":3: trust_remote_code is accepted but changes nothing here: code from a checkpoint is "
+                                          "never run",
+                                          ":7: do_train", ":8: finetuning_type", ":9: deepspeed", ":13: template",
+                                          ":16: overwrite_cache",
                                           ":17: preprocessing_num_workers", ":18: dataloader_num_workers", ":24: plot_loss",
                                           ":26: save_only_model", ":27: report_to", ":36: bf16", ":37: ddp_timeout" };
     for (size_t i = 0; i < FB_COUNT(warned); i++)
@@ -238,11 +240,15 @@ static void integers(void **state)
     static const struct {
         const char *text;
         int64_t     value;
-    } good[] = { { "0", 0 }, { "7", 7 }, { "+7", 7 }, { "-7", -7 }, { "007", 7 }, { "1e3", 1000 }, { "1E3", 1000 }, { "1.5e3", 1500 },
+    } good[] = { { "0", 0 }, { "7", 7 }, { "+7", 7 }, { "-7", -7 }, { "007", 7 }, { "1e3", 1000 }, { "1E3", 1000 },
+                 { "1.5e3", 1500 },
                  { "2.0", 2 }, { "5.", 5 }, { "1_000", 1000 }, { "1_000_000", 1000000 }, { "-0", 0 }, { "1200e-2", 12 },
-                 { "9223372036854775807", INT64_MAX }, { "-9223372036854775808", INT64_MIN }, { "9007199254740993", 9007199254740993 } };
-    static const char *const bad[] = { "", " ", "1 ", " 1", "1.5", "1e-3", "9223372036854775808", "1e19", "1e16", "0x10", "1__0", "_1",
-                                       "1_", "1_.0", "1._0", "1e", "1e+", "e3", ".", "-", "+-1", "--1", "one", "nan", "inf", "1e1.5", "1,000",
+                 { "9223372036854775807", INT64_MAX }, { "-9223372036854775808", INT64_MIN },
+                 { "9007199254740993", 9007199254740993 } };
+    static const char *const bad[] = { "", " ", "1 ", " 1", "1.5", "1e-3", "9223372036854775808", "1e19", "1e16", "0x10", "1__0",
+                                       "_1",
+                                       "1_", "1_.0", "1._0", "1e", "1e+", "e3", ".", "-", "+-1", "--1", "one", "nan", "inf",
+                                       "1e1.5", "1,000",
                                        "11111111111111111111111111111111111111111111111111111111111111111111111" };
     int64_t value;
     for (size_t i = 0; i < FB_COUNT(good); i++)
@@ -274,8 +280,8 @@ static void reals(void **state)
         double      value;
     } good[] = { { "3e-3", 0x1.89374bc6a7efap-9 }, { ".5", 0.5 }, { "1E-4", 0x1.a36e2eb1c432dp-14 }, { "-.25", -0.25 }, { "4", 4 },
                  { "1_0.2_5", 10.25 }, { "+1.5", 1.5 }, { "2.2250738585072014e-308", 0x1p-1022 } };
-    static const char *const bad[] = { "inf", "-inf", ".inf", "nan", ".nan", "NaN", "Infinity", "1e999", "-1e999", "1e-999", "1e-320", "0x1p3",
-                                       "1.2.3", "1e5x", "1,5", "", "e", ".e1", "1 2" };
+    static const char *const bad[] = { "inf", "-inf", ".inf", "nan", ".nan", "NaN", "Infinity", "1e999", "-1e999", "1e-999",
+                                       "1e-320", "0x1p3", "1.2.3", "1e5x", "1,5", "", "e", ".e1", "1 2" };
     double value;
     for (size_t i = 0; i < FB_COUNT(good); i++)
         if (!fb_parse_real(good[i].text, &value) || value != good[i].value)
@@ -301,11 +307,13 @@ static void sizes(void **state)
     static const struct {
         const char *text;
         uint64_t    value;
-    } good[] = { { "0", 0 }, { "1000000", 1000000 }, { "12B", 12 }, { "1KiB", 1024 }, { "384MiB", 384ull << 20 }, { "16GiB", 16ull << 30 },
+    } good[] = { { "0", 0 }, { "1000000", 1000000 }, { "12B", 12 }, { "1KiB", 1024 }, { "384MiB", 384ull << 20 },
+                 { "16GiB", 16ull << 30 },
                  { "1.5TiB", 3ull << 39 }, { "1KB", 1000 }, { "2MB", 2000000 }, { "16GB", 16000000000 }, { "3TB", 3000000000000 },
-                 { "16gib", 16ull << 30 }, { "16 GiB", 16ull << 30 }, { "1e9", 1000000000 }, { "0.5KiB", 512 }, { "1_024 KiB", 1 << 20 } };
-    static const char *const bad[] = { "", "GiB", "16G", "16Gi", "-1GiB", "-1", "1.5", "1.5B", "16  GiB", "16 ", "16GiBs", "9e15TiB", "1e999",
-                                       "inf", "16 PB" };
+                 { "16gib", 16ull << 30 }, { "16 GiB", 16ull << 30 }, { "1e9", 1000000000 }, { "0.5KiB", 512 },
+                 { "1_024 KiB", 1 << 20 } };
+    static const char *const bad[] = { "", "GiB", "16G", "16Gi", "-1GiB", "-1", "1.5", "1.5B", "16  GiB", "16 ", "16GiBs",
+                                       "9e15TiB", "1e999", "inf", "16 PB" };
     uint64_t value;
     for (size_t i = 0; i < FB_COUNT(good); i++)
         if (!fb_parse_size(good[i].text, &value) || value != good[i].value)
@@ -315,7 +323,8 @@ static void sizes(void **state)
             fail_msg("'%s' is taken as %llu", bad[i], (unsigned long long)value);
     WITH (o, "hbm_budget: 384MiB\nram_budget: auto", NULL)
         assert_true(o.hbm_budget == 384ull << 20 && o.ram_budget == 0);
-    REFUSED("hbm_budget: 16G", "t.yaml:1: hbm_budget must be a number of bytes such as 1000000, 384MiB or 16GB, or auto, not '16G'");
+    REFUSED("hbm_budget: 16G",
+            "t.yaml:1: hbm_budget must be a number of bytes such as 1000000, 384MiB or 16GB, or auto, not '16G'");
 }
 
 static void choices_and_special_words(void **state)
@@ -336,8 +345,8 @@ static void choices_and_special_words(void **state)
     REFUSED("stage: dpo", "t.yaml:1: stage must be one of sft, pt, not 'dpo'");
     REFUSED("compute_dtype: float16", "t.yaml:1: compute_dtype must be one of auto, float32, bfloat16, not 'float16'");
     REFUSED("recompute: some", "t.yaml:1: recompute must be one of auto, none, selective, full, not 'some'");
-    REFUSED("lr_scheduler_type: polynomial", "t.yaml:1: lr_scheduler_type must be one of linear, cosine, cosine_with_min_lr, constant, "
-                                             "constant_with_warmup, warmup_stable_decay, not 'polynomial'");
+    REFUSED("lr_scheduler_type: polynomial", "t.yaml:1: lr_scheduler_type must be one of linear, cosine, cosine_with_min_lr, "
+            "constant, constant_with_warmup, warmup_stable_decay, not 'polynomial'");
     REFUSED("backend: rocm", "t.yaml:1: backend must be one of auto, cpu, cuda, fault:*, not 'rocm'");
     REFUSED("backend: 'fault:'", "t.yaml:1: backend must be");
     REFUSED("update_kernel: sse", "t.yaml:1: update_kernel must be");
@@ -385,8 +394,10 @@ static void unknown_keys_get_the_nearest_name(void **state)
     (void)state;
     static const char *const near[][2] = {
         { "learning_rat", "learning_rate" }, { "leraning_rate", "learning_rate" }, { "Learning_Rate", "learning_rate" },
-        { "learning-rate", "learning_rate" }, { "max_step", "max_steps" }, { "datset", "dataset" }, { "slot", "slots" }, { "adam_beta", "adam_beta1" },
-        { "--seed", "seed" }, { "gradient_acumulation_step", "gradient_accumulation_steps" }, { "finetune_type", "finetuning_type" },
+        { "learning-rate", "learning_rate" }, { "max_step", "max_steps" }, { "datset", "dataset" }, { "slot", "slots" },
+        { "adam_beta", "adam_beta1" },
+        { "--seed", "seed" }, { "gradient_acumulation_step", "gradient_accumulation_steps" },
+        { "finetune_type", "finetuning_type" },
         { "model_name_or_pth", "model_name_or_path" } };
     for (size_t i = 0; i < FB_COUNT(near); i++) {
         char yaml[128], want[128], argument[64];
@@ -409,7 +420,8 @@ static void unknown_keys_get_the_nearest_name(void **state)
 static void the_command_line_gets_the_same_checks(void **state)
 {
     (void)state;
-    WITH (o, "learning_rate: 1e-3\nseed: 1\n", ARGS("learning_rate=2e-3", "seed=2", "seed=3", "dataset=a=b", "system=x: [y]", "backend=cpu")) {
+    WITH (o, "learning_rate: 1e-3\nseed: 1\n",
+          ARGS("learning_rate=2e-3", "seed=2", "seed=3", "dataset=a=b", "system=x: [y]", "backend=cpu")) {
         assert_true(o.learning_rate == 2e-3);
         assert_int_equal(o.seed, 3); /* the last one wins */
         assert_string_equal(o.dataset, "a=b");
@@ -428,8 +440,8 @@ static void the_command_line_gets_the_same_checks(void **state)
     check_refused("eval_dataset: x", ARGS("val_size=3"), "command line: val_size holds", __LINE__);
     WITH (o, NULL, ARGS("bf16=true", "evaluation_strategy=epoch", "val_size=10"))
         assert_int_equal(o.eval_strategy, FB_SAVE_EPOCH);
-    assert_string_equal(warnings, "command line: bf16 is accepted but changes nothing here: compute_dtype decides, and master weights are "
-                                  "always float32\n");
+    assert_string_equal(warnings, "command line: bf16 is accepted but changes nothing here: compute_dtype decides, and master "
+                        "weights are always float32\n");
 }
 
 static void yaml_that_is_not_flat_is_refused_with_its_line(void **state)
@@ -500,16 +512,18 @@ static void what_is_not_done_is_refused_with_the_reason(void **state)
 {
     (void)state;
     REFUSED("do_train: false", "t.yaml:1: do_train may only be true, not 'false': the command decides");
-    REFUSED("finetuning_type: lora", "t.yaml:1: finetuning_type may only be full, not 'lora': every weight is trained; lora and freeze");
+    REFUSED("finetuning_type: lora",
+            "t.yaml:1: finetuning_type may only be full, not 'lora': every weight is trained; lora and freeze");
     REFUSED("fp16: true", "t.yaml:1: fp16 may only be false, not 'true': float16");
     REFUSED("optim: paged_adamw_8bit", "t.yaml:1: optim may only be adamw_torch or adamw_torch_fused, not 'paged_adamw_8bit'");
-    REFUSED("report_to: wandb", "t.yaml:1: report_to may only be none, not 'wandb': trainer_log.jsonl in output_dir is always written");
+    REFUSED("report_to: wandb",
+            "t.yaml:1: report_to may only be none, not 'wandb': trainer_log.jsonl in output_dir is always written");
     REFUSED("load_best_model_at_end: true", "t.yaml:1: load_best_model_at_end may only be false");
     REFUSED("logging_strategy: epoch", "t.yaml:1: logging_strategy may only be steps");
     REFUSED("save_safetensors: no", "t.yaml:1: save_safetensors may only be true, not 'no'");
     REFUSED("neat_packing: true", "t.yaml:1: neat_packing may only be false");
-    WITH (o, "optim: adamw_torch\nfp16: No\npure_bf16: true\ntf32: true\nflash_attn: fa2\ngradient_checkpointing: true\nfsdp: full_shard\n"
-             "do_eval: true\nload_best_model_at_end: off\nsave_safetensors: on\nlogging_strategy: steps", NULL)
+    WITH (o, "optim: adamw_torch\nfp16: No\npure_bf16: true\ntf32: true\nflash_attn: fa2\ngradient_checkpointing: true\nfsdp: "
+          "full_shard\ndo_eval: true\nload_best_model_at_end: off\nsave_safetensors: on\nlogging_strategy: steps", NULL)
         assert_int_equal(o.recompute, FB_RECOMPUTE_AUTO);
     for (size_t i = 0; i < fb_compat_count; i++) /* a key is in one table only, once */
         assert_null(fb_key_find(fb_compat_key[i].name));
@@ -526,22 +540,25 @@ static void lr_scheduler_kwargs_are_read_as_transformers_takes_them(void **state
         assert_true(o.min_lr_rate == 0.2);
     WITH (o, "lr_scheduler_type: cosine_with_min_lr\nmin_lr: 0\n", NULL)
         assert_true(o.min_lr == 0);
-    WITH (o, "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_stable_steps: 10, num_decay_steps: 5, min_lr_ratio: 0.1,\n"
-             "  warmup_type: cosine, decay_type: 1-sqrt, num_cycles: 0.25}\n", NULL) {
+    WITH (o, "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_stable_steps: 10, num_decay_steps: 5, "
+          "min_lr_ratio: 0.1,\n  warmup_type: cosine, decay_type: 1-sqrt, num_cycles: 0.25}\n", NULL) {
         assert_true(o.num_stable_steps == 10 && o.num_decay_steps == 5 && o.min_lr_ratio == 0.1 && o.num_cycles == 0.25);
         assert_int_equal(o.warmup_type, FB_LR_SHAPE_COSINE);
         assert_int_equal(o.decay_type, FB_LR_SHAPE_1_SQRT);
     }
     REFUSED("lr_scheduler_type: cosine_with_min_lr", "t.yaml:1: lr_scheduler_type cosine_with_min_lr needs min_lr or min_lr_rate");
-    REFUSED("lr_scheduler_type: cosine_with_min_lr\nmin_lr: 1e-6\nmin_lr_rate: 0.1", "t.yaml:3: min_lr_rate and min_lr say the same twice");
-    REFUSED("lr_scheduler_type: cosine\nmin_lr: 1e-6\n", "t.yaml:2: lr_scheduler_type cosine takes no min_lr; drop it, or use cosine_with_min_lr");
+    REFUSED("lr_scheduler_type: cosine_with_min_lr\nmin_lr: 1e-6\nmin_lr_rate: 0.1",
+            "t.yaml:3: min_lr_rate and min_lr say the same twice");
+    REFUSED("lr_scheduler_type: cosine\nmin_lr: 1e-6\n",
+            "t.yaml:2: lr_scheduler_type cosine takes no min_lr; drop it, or use cosine_with_min_lr");
     REFUSED("lr_scheduler_kwargs:\n  num_cycles: 1\n", "t.yaml:2: lr_scheduler_type linear takes no num_cycles");
     REFUSED("lr_scheduler_kwargs:\n  min_rl: 1\n", "t.yaml:2: unknown key 'min_rl' in lr_scheduler_kwargs; did you mean 'min_lr'?");
     REFUSED("lr_scheduler_kwargs:\n  learning_rate: 1\n", "t.yaml:2: unknown key 'learning_rate' in lr_scheduler_kwargs; `");
     REFUSED("lr_scheduler_kwargs:\n  min_lr: {a: 1}\n", "t.yaml:2: 'lr_scheduler_kwargs.min_lr' holds a mapping");
     REFUSED("lr_scheduler_kwargs: cosine", "t.yaml:1: lr_scheduler_kwargs must be a mapping such as {min_lr: 1e-6}");
     REFUSED("min_lr: 1\nlr_scheduler_kwargs:\n  min_lr: 1\n", "t.yaml:3: min_lr is given twice, first in line 1");
-    REFUSED("lr_scheduler_kwargs:\n  decay_type: steep\n", "t.yaml:2: decay_type must be one of linear, cosine, 1-sqrt, not 'steep'");
+    REFUSED("lr_scheduler_kwargs:\n  decay_type: steep\n",
+            "t.yaml:2: decay_type must be one of linear, cosine, 1-sqrt, not 'steep'");
     ARG_REFUSED("lr_scheduler_kwargs={min_lr: x}", "command line: min_lr must be a number");
 }
 
@@ -595,7 +612,8 @@ static void json_reads_back_as_the_same_options(void **state)
     (void)state;
     static const char *const yaml[] = {
         "",
-        "stage: pt\nslots: all\nmicro_batch: 3\nhbm_budget: 384MiB\nlearning_rate: 0.1\nsystem: \"q\\\"uo\\\\te\\n\\u00e9\\u0001 \\U0001f600\"\n"
+        "stage: pt\nslots: all\nmicro_batch: 3\nhbm_budget: 384MiB\nlearning_rate: 0.1\nsystem: \"q\\\"uo\\\\te\\n\\u00e9\\u0001 "
+        "\\U0001f600\"\n"
         "val_size: 3\neval_steps: 9\nresume_from_checkpoint: yes\nbackend: fault:x\ndataset: [a, b]\nseed: 9223372036854775807",
         "lr_scheduler_type: warmup_stable_decay\nnum_decay_steps: 4\ndecay_type: 1-sqrt\nsystem: ''\nsave_dtype: float16",
         "lr_scheduler_type: cosine_with_min_lr\nmin_lr_rate: 0.1\nmax_steps: 12\neval_dataset: e\neval_strategy: epoch",
@@ -637,7 +655,8 @@ static void count_line(void *ctx, const char *text)
     if (!strncmp(text, "learning_rate ", 14))
         assert_string_equal(text, "learning_rate                number   5e-5       peak learning rate");
     if (!strncmp(text, "stage ", 6))
-        assert_string_equal(text, "stage                        choice   sft        sft learns the answers, pt learns all text (sft, pt)");
+        assert_string_equal(text, "stage                        choice   sft        sft learns the answers, pt learns all text "
+                            "(sft, pt)");
 }
 
 static void help_has_a_line_a_key(void **state)

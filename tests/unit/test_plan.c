@@ -162,7 +162,9 @@ static void budgets_at_the_byte(void **unused)
                     assert_int_equal(p.device_bytes, size[first]);
                     assert_int_equal(p.layout.n_pass, 1 + first / 2);
                     assert_int_equal(p.layout.kept_on_host, first % 2);
-                    assert_true((p.layout.n_pass - 1) * p.micro_per_pass < n_micro && p.layout.n_pass * p.micro_per_pass >= n_micro); /* no idle pass */
+                    /* no idle pass */
+                    assert_true((p.layout.n_pass - 1) * p.micro_per_pass < n_micro
+                                && p.layout.n_pass * p.micro_per_pass >= n_micro);
                 }
                 fb_manifest_free(&m);
             }
@@ -202,6 +204,40 @@ static void host_budget_at_the_byte(void **unused)
         expect_failure(fb_plan_build(&p, &r, &layout, &err), FB_NOFIT, &err, "ram_budget allows");
         assert_int_equal(strstr(err.msg, "device arena included") != NULL, unified);
         assert_non_null(strstr(err.msg, "max_grad_norm: 0"));
+    }
+    fb_manifest_free(&m);
+}
+
+/* Neither side alone would do: the sentence names both, and is whole however long the limit's name is. */
+static void both_sides_are_named_where_both_are_short(void **unused)
+{
+    (void)unused;
+    char limit[160] = "";
+    fb_manifest m;
+    fb_error err;
+    fb_plan p;
+    tiny_manifest(&m, &untied);
+    memset(limit, 'x', sizeof limit - 1);
+    for (int bits = 0; bits < 4; bits++) {
+        fb_plan_request r = request_for(&m);
+        char part[200];
+        r.unified = bits & 1;
+        r.ram_limit = bits & 2 ? limit : NULL;
+        r.hbm_budget = 1 << 10, r.ram_budget = 2 << 10;
+        assert_int_equal(fb_plan_build(&p, &r, &layout, &err), FB_NOFIT);
+        uint64_t host = p.host_bytes + (r.unified ? p.device_bytes : 0);
+        snprintf(part, sizeof part,
+                 "plan: the device needs %.1f MiB, hbm_budget allows 0.0 MiB, %.1f MiB are short; raise hbm_budget",
+                 (double)p.device_bytes / 0x1p20, (double)(p.device_bytes - r.hbm_budget) / 0x1p20);
+        expect_failure(err.status, FB_NOFIT, &err, part);
+        snprintf(part, sizeof part, "; and host memory needs %.1f MiB", (double)host / 0x1p20);
+        expect_failure(err.status, FB_NOFIT, &err, part);
+        snprintf(part, sizeof part, " %.1f MiB are short; %s", (double)(host - r.ram_budget) / 0x1p20,
+                 r.ram_limit ? "free memory or raise that limit" : "raise ram_budget");
+        expect_failure(err.status, FB_NOFIT, &err, part);
+        assert_string_equal(err.msg + strlen(err.msg) - strlen("smaller model"), "smaller model");
+        r.hbm_budget = p.device_bytes, r.ram_budget = host; /* as much as was said to be short, and no more */
+        p = build(&r);
     }
     fb_manifest_free(&m);
 }
@@ -254,7 +290,8 @@ static void impossible_batches_are_refused(void **unused)
     fb_error err;
     fb_plan p;
     tiny_manifest(&m, &untied);
-    static const uint32_t rows[][2] = { { 0, 1 }, { 1, 0 }, { 1u << 31, 1u << 31 }, { 1u << 16, 1u << 16 }, { 1u << 30, 1 }, { UINT32_MAX, UINT32_MAX } };
+    static const uint32_t rows[][2] = { { 0, 1 }, { 1, 0 }, { 1u << 31, 1u << 31 }, { 1u << 16, 1u << 16 }, { 1u << 30, 1 },
+                                        { UINT32_MAX, UINT32_MAX } };
     for (size_t i = 0; i < FB_COUNT(rows); i++) {
         fb_plan_request r = request_for(&m);
         r.row_len = rows[i][0], r.micro_rows = rows[i][1];
@@ -287,7 +324,8 @@ static void needs_do_not_wrap(void **unused)
 static void the_cut_of_the_head_is_the_vocabularys(void **unused)
 {
     (void)unused;
-    static const uint32_t want[][2] = { { 96, 4096 }, { 4096, 4096 }, { 4097, 2048 }, { 32000, 512 }, { 151936, 64 }, { 600000, 32 } };
+    static const uint32_t want[][2] = { { 96, 4096 }, { 4096, 4096 }, { 4097, 2048 }, { 32000, 512 }, { 151936, 64 },
+                                        { 600000, 32 } };
     for (size_t i = 0; i < FB_COUNT(want); i++) {
         fb_manifest m;
         tiny_model t = untied;
@@ -341,6 +379,7 @@ int main(void)
         cmocka_unit_test(host_budget_at_the_byte),
         cmocka_unit_test(several_passes_need_room_on_the_host),
         cmocka_unit_test(the_remedy_names_what_can_be_changed),
+        cmocka_unit_test(both_sides_are_named_where_both_are_short),
         cmocka_unit_test(impossible_batches_are_refused),
         cmocka_unit_test(needs_do_not_wrap),
         cmocka_unit_test(the_cut_of_the_head_is_the_vocabularys),

@@ -60,7 +60,8 @@ static void an_unknown_preset_lists_the_known(void **unused)
     assert_non_null(strstr(json, "\"hidden_size\": 3584,"));
     expect_failure(fb_preset_config(json, "qwen2.5-7b:0", &err), FB_CONFIG, &err, "another number of layers");
     expect_failure(fb_preset_config(json, "qwen2.5-7b:", &err), FB_CONFIG, &err, "another number of layers");
-    expect_failure(fb_preset_config(json, "qwen2.5-8b", &err), FB_CONFIG, &err, "preset 'qwen2.5-8b' is not known; known are: qwen2.5-0.5b, ");
+    expect_failure(fb_preset_config(json, "qwen2.5-8b", &err), FB_CONFIG, &err,
+                   "preset 'qwen2.5-8b' is not known; known are: qwen2.5-0.5b, ");
     fb_preset_names(names, sizeof names);
     assert_non_null(strstr(err.msg, names));
     for (size_t i = 0; i < FB_COUNT(published); i++)

@@ -314,8 +314,8 @@ static void what_is_missing_is_named_with_the_remedy(void **state)
     strcpy(default_python, "/no/default/python");
     setenv("PATH", "/no/such/folder", 1);
     assert_int_equal(fb_python_start(&p, "forebay.echo", NULL, &err), FB_FAILED);
-    assert_string_equal(err.msg, "no Python can be run: python3 gives 'No such file or directory' (/no/default/python is the build's); "
-                                 "run `make check` in the source tree, or " REMEDY);
+    assert_string_equal(err.msg, "no Python can be run: python3 gives 'No such file or directory' (/no/default/python is the "
+                        "build's); run `make check` in the source tree, or " REMEDY);
     setenv("PATH", path, 1);
     free(path);
     check_finish(start("mute", "2"), FB_CONFIG, "forebay.mute ended with exit code 2 and said nothing"); /* PATH's python3 */

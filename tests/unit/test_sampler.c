@@ -105,7 +105,8 @@ static void top_p_keeps_the_nucleus(void **unused)
 {
     (void)unused;
     const float halves[V] = { logf(1), logf(2), logf(4), logf(8), logf(16), logf(32) };
-    static const struct { double top_p; int n; } cases[] = { { 1e-9, 1 }, { 0.5, 1 }, { 0.52, 2 }, { 0.7, 2 }, { 0.8, 3 }, { 0.97, 5 }, { 1, 6 } };
+    static const struct { double top_p; int n; } cases[] = { { 1e-9, 1 }, { 0.5, 1 }, { 0.52, 2 }, { 0.7, 2 }, { 0.8, 3 },
+                                                             { 0.97, 5 }, { 1, 6 } };
     sampler.temperature = 1;
     for (size_t c = 0; c < FB_COUNT(cases); c++) {
         uint32_t times[V];

@@ -66,7 +66,8 @@ static brute try_all(const fb_plan_request *asked, const fb_machine *machine)
                             for (uint32_t rich = 0; rich <= (policies % 4 ? n : 0); rich++) { /* 0, 4, 8: the same policy twice */
                                 fb_layout l = { .n_pass = pass, .slots = slots, .home_layers = home, .n_rich = rich,
                                     .recompute = (fb_recompute)(policies / 3), .rich = (fb_recompute)(policies % 3),
-                                    .home_embed = bits & 1, .home_head = bits & 2, .kept_on_host = bits & 4, .acc_on_device = bits & 8 };
+                                    .home_embed = bits & 1, .home_head = bits & 2, .kept_on_host = bits & 4,
+                                    .acc_on_device = bits & 8 };
                                 add(&out, &r, &c, &l);
                             }
     }

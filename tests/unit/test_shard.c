@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "io/shard.h"
+#include "io/sys.h"
 #include "temp_dir.h"
 
 /* Length, header, then data bytes 0, 1, 2, ... */
@@ -47,7 +48,17 @@ static void reads_a_file(void **unused)
     assert_int_equal(b->shape[0], 2);
     assert_int_equal(b->shape[1], 3);
     assert_int_equal(b->size, 12);
-    assert_int_equal(((const unsigned char *)b->data)[0], 4);
+    unsigned char bytes[12];
+    float         wide[6];
+    assert_int_equal(b->offset, 8 + strlen(header) + 4);
+    assert_int_equal(fb_tensor_read(b, 0, 6, bytes, &err), FB_OK);
+    for (int i = 0; i < 12; i++)
+        assert_int_equal(bytes[i], 4 + i);
+    assert_int_equal(fb_tensor_read(b, 4, 2, bytes, &err), FB_OK);
+    assert_int_equal(bytes[0], 4 + 8);
+    assert_int_equal(fb_tensor_read_f32(b, 1, 5, wide, &err), FB_OK);
+    assert_int_equal(fb_f32_bits(wide[0]), 0x07060000);
+    assert_int_equal(fb_f32_bits(wide[4]), 0x0f0e0000);
     assert_int_equal(fb_shard_find(s, "a")->rank, 0);
     assert_int_equal(fb_shard_find(s, "a")->size, 4);
     assert_int_equal(fb_shard_find(s, "none")->size, 0);
@@ -151,6 +162,53 @@ static void refuses_every_truncation(void **unused)
     }
 }
 
+/* Made shorter behind our back: what is still there can be read, and of the rest the sentence says how much is missing. */
+static void a_file_that_becomes_shorter_is_a_sentence(void **unused)
+{
+    (void)unused;
+    const char *header = "{" T("a", "F32", "[2]", "[0,8]") "," T("b", "F16", "[6]", "[8,20]") "}";
+    uint64_t    length = strlen(header), body = 8 + length;
+    fb_error    err;
+    fb_shard   *s = NULL;
+    float       wide[6];
+    uint16_t    half[6];
+    write_shard("m", length, header, 20);
+    assert_int_equal(fb_shard_open(&s, temp_path("m"), &err), FB_OK);
+    const fb_tensor *a = fb_shard_find(s, "a"), *b = fb_shard_find(s, "b");
+    assert_int_equal(truncate(temp_path("m"), (off_t)(body + 13)), 0);
+    assert_int_equal(fb_tensor_read_f32(a, 0, 2, wide, &err), FB_OK);
+    assert_int_equal(fb_tensor_read(b, 0, 2, half, &err), FB_OK);
+    for (uint64_t first = 0; first < 6; first++) /* whichever part is missed first */
+        expect_failure(fb_tensor_read_f32(b, first, 6 - first, wide, &err), FB_IO, &err,
+                       "m: became shorter while it was being read: 'b' has 12 bytes, 5 of them are left; put the file back");
+    assert_int_equal(truncate(temp_path("m"), 3), 0);
+    expect_failure(fb_tensor_read(a, 1, 1, wide, &err), FB_IO, &err, "'a' has 8 bytes, 0 of them are left");
+    assert_int_equal(fb_tensor_read(b, 0, 0, half, &err), FB_OK);
+    fb_shard_close(s);
+}
+
+static void a_read_that_fails_is_a_sentence(void **unused)
+{
+    (void)unused;
+    fb_error  err;
+    fb_shard *s = NULL;
+    float     f[2];
+    write_shard("m", strlen("{" T("a", "F32", "[2]", "[0,8]") "}"), "{" T("a", "F32", "[2]", "[0,8]") "}", 8);
+    assert_int_equal(fb_shard_open(&s, temp_path("m"), &err), FB_OK);
+    const fb_tensor *a = fb_shard_find(s, "a");
+    assert_int_equal(fb_sys_faults("fail=read:2:EIO,short=read:1", &err), FB_OK);
+    fb_status st = fb_tensor_read(a, 0, 2, f, &err);
+    assert_int_equal(fb_sys_faults("fail=read:1:EINTR,short=read:2", NULL), FB_OK);
+    fb_status again = fb_tensor_read(a, 0, 2, f, NULL);
+    assert_int_equal(fb_sys_faults(NULL, NULL), FB_OK);
+    char part[64];
+    snprintf(part, sizeof part, "cannot be read at byte %d, in 'a': Input/output error", (int)a->offset + 4);
+    expect_failure(st, FB_IO, &err, part);
+    assert_int_equal(again, FB_OK);
+    assert_int_equal(fb_f32_bits(f[1]), 0x07060504);
+    fb_shard_close(s);
+}
+
 #define ONE(name) "{" T(name, "F32", "[1]", "[0,4]") "}"
 
 static void write_two_shards(void)
@@ -173,7 +231,7 @@ static void a_set_is_what_the_index_names(void **unused)
     const fb_tensor *b = fb_shard_set_find(s, "b");
     assert_ptr_equal(fb_shard_set_at(s, 1), b);
     assert_null(fb_shard_set_at(s, 2));
-    assert_string_equal(fb_shard_set_file(s, b), temp_path("two.safetensors"));
+    assert_string_equal(fb_shard_path(b->shard), temp_path("two.safetensors"));
     assert_null(fb_shard_set_find(s, "c"));
     fb_shard_set_close(s);
 
@@ -196,14 +254,17 @@ static void refuses_each_bad_index(void **unused)
         { "{\"metadata\":{}}", "has no weight_map" },
         { "{\"weight_map\":{}}", "has no weight_map" },
         { "{\"weight_map\":{\"a\":1}}", "maps 'a' to something that is not a file name" },
-        { "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"gone.safetensors\"}}", "names the file 'gone.safetensors', which is not" },
+        { "{\"weight_map\":{\"a\":\"one.safetensors\",\"b\":\"gone.safetensors\"}}",
+          "names the file 'gone.safetensors', which is not" },
         { "{\"weight_map\":{\"a\":\"../one.safetensors\"}}", "expected the plain name" },
         { "{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "expected the plain name" },
         { "{\"weight_map\":{\"a\":\"..\"}}", "expected the plain name" },
         { "{\"weight_map\":{\"a\":\"\"}}", "expected the plain name" },
         { "{\"weight_map\":{\"a\":\"link.safetensors\"}}", "a link that leads out of the folder" },
-        { "{\"weight_map\":{\"b\":\"one.safetensors\",\"a\":\"two.safetensors\"}}", "places 'a' in two.safetensors, but one.safetensors holds it" },
-        { "{\"weight_map\":{\"a\":\"one.safetensors\",\"c\":\"one.safetensors\"}}", "places 'c' in one.safetensors, which lacks it" },
+        { "{\"weight_map\":{\"b\":\"one.safetensors\",\"a\":\"two.safetensors\"}}",
+          "places 'a' in two.safetensors, but one.safetensors holds it" },
+        { "{\"weight_map\":{\"a\":\"one.safetensors\",\"c\":\"one.safetensors\"}}",
+          "places 'c' in one.safetensors, which lacks it" },
         { "{\"weight_map\":{\"c\":\"one.safetensors\"}}", "does not name the tensor 'a' that one.safetensors holds" },
     };
     fb_error      err = { 0 };
@@ -243,6 +304,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(refuses_each_malformed_file, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(refuses_what_is_no_file, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(refuses_every_truncation, temp_dir_make, temp_dir_remove),
+        cmocka_unit_test_setup_teardown(a_file_that_becomes_shorter_is_a_sentence, temp_dir_make, temp_dir_remove),
+        cmocka_unit_test_setup_teardown(a_read_that_fails_is_a_sentence, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(a_set_is_what_the_index_names, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(refuses_each_bad_index, temp_dir_make, temp_dir_remove),
         cmocka_unit_test_setup_teardown(the_hub_cache_layout_is_read, temp_dir_make, temp_dir_remove),

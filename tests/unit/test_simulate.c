@@ -149,7 +149,8 @@ static void without_overlap_a_step_is_a_sum(void **unused)
     fb_manifest_free(&m);
 }
 
-/* A link so slow that nothing else counts: each layer up once forward and, but for those in slots, once backward; gradients down. */
+/* A link so slow that nothing else counts: each layer up once forward and, but for those in slots, once
+ * backward; gradients down. */
 static void a_slow_link_is_what_it_carries(void **unused)
 {
     (void)unused;
@@ -167,7 +168,8 @@ static void a_slow_link_is_what_it_carries(void **unused)
             fb_plan p;
             fb_timeline t = simulate(&p, &r, &l, &slow, &load);
             uint64_t streamed = 5 - home, kept = slots < streamed ? slots : streamed;
-            uint64_t size = 2 * m.extent_max_layer * (2 * streamed - kept) + 2 * m.blocks[6].extent + p.meta_size + 2u * 16 * 32 * 2;
+            uint64_t size = 2 * m.extent_max_layer * (2 * streamed - kept) + 2 * m.blocks[6].extent + p.meta_size + 2u * 16 * 32
+                * 2;
             assert_int_equal(t.h2d_size, size);
             assert_true(is_close(t.seconds, (double)size / 1e4, 1e-6));
         }
@@ -187,7 +189,8 @@ static void a_slow_way_home_is_what_it_carries(void **unused)
         fb_plan_request r = rig_request(&m, 2, 2);
         r.clip = bits & 1, r.act = bits & 2 ? FB_BF16 : FB_F32;
         for (uint32_t home = 0; home <= 4; home++) {
-            fb_layout l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL, .home_layers = home };
+            fb_layout l = { .n_pass = 1, .slots = 2, .recompute = FB_RECOMPUTE_FULL, .rich = FB_RECOMPUTE_FULL,
+                            .home_layers = home };
             fb_plan p;
             fb_timeline t = simulate(&p, &r, &l, &slow, &(fb_load){ .rows_per_step = 2 });
             uint64_t size = (m.extent - home * m.extent_max_layer) * fb_dtype_size(r.act);
@@ -199,7 +202,8 @@ static void a_slow_way_home_is_what_it_carries(void **unused)
     }
 }
 
-/* With one slot a layer's weights come when the one before has left it, and are used when they are there; with two, while it computes. */
+/* With one slot a layer's weights come when the one before has left it, and are used when they are there; with
+ * two, while it computes. */
 static void one_slot_takes_turns(void **unused)
 {
     (void)unused;

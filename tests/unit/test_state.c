@@ -101,13 +101,12 @@ static void a_load_is_the_file(void **unused)
         uint64_t n_seen = 0;
         for (uint32_t i = 0; i < m.n_param; i++) {
             const fb_param *q = &m.params[i];
-            const float *file = fb_shard_set_find(set, q->name)->data;
             uint64_t n = q->rows * q->cols;
-            float got[3000];
+            float got[3000], file[3000];
             fb_state_read(&s, q->block, q->offset, n, got);
+            assert_int_equal(fb_tensor_read(fb_shard_set_find(set, q->name), 0, n, file, NULL), FB_OK);
             for (uint64_t k = 0; k < n; k++) {
-                float want;
-                memcpy(&want, (const char *)file + k * 4, 4);
+                float want = file[k];
                 if (x.act == FB_F32 || x.train)
                     assert_true(fb_f32_bits(got[k]) == fb_f32_bits(want));
                 else { /* nearest, ties away: the half of what is cut off, added */
@@ -196,12 +195,7 @@ static void a_weight_that_is_not_finite_is_named(void **unused)
             uint64_t size;
             fb_error err;
             assert_int_equal(fb_file_read(&file, &size, temp_path("model.safetensors"), 1 << 20, &err), FB_OK);
-            const fb_tensor *first = fb_shard_set_at(set, 0);
-            uint64_t data = size, total = 0; /* where the data begins: the size of all, from the end */
-            for (uint32_t k = 0; k < fb_shard_set_count(set); k++)
-                total += fb_shard_set_at(set, k)->size;
-            data -= total;
-            uint64_t at = data + (uint64_t)((const char *)t->data - (const char *)first->data) + 4 * element;
+            uint64_t at = t->offset + 4 * element;
             memcpy(file + at, &bad[b], 4);
             memcpy(file + at + 4 < file + size ? file + at + 4 : file + at, &bad[b], 4); /* a later one is not the one named */
             fb_shard_set_close(set);
@@ -214,13 +208,39 @@ static void a_weight_that_is_not_finite_is_named(void **unused)
             char part[256];
             set = open_shards();
             make_state(&s, &other, &p, &(setting){ FB_F32, true, false });
-            snprintf(part, sizeof part, "model.safetensors: '%s' is not finite at element %llu", q->name, (unsigned long long)element);
+            snprintf(part, sizeof part, "model.safetensors: '%s' is not finite at element %llu", q->name,
+                     (unsigned long long)element);
             expect_failure(fb_state_load(&s, set, team, &err), FB_INPUT, &err, part);
             fb_state_deinit(&s);
             fb_manifest_free(&other);
             fb_shard_set_close(set);
         }
     fb_manifest_free(&m);
+}
+
+/* Between open and load, at every tensor: the sentence says of which one how much is missing. */
+static void a_shard_cut_behind_our_back_is_a_sentence(void **unused)
+{
+    (void)unused;
+    tiny_write(&model, 14);
+    fb_shard_set *set = open_shards();
+    for (uint32_t k = fb_shard_set_count(set); k-- > 0;) { /* the last first; the file is in the manifest's order */
+        const fb_tensor *t = fb_shard_set_at(set, k);
+        char part[256];
+        fb_error err;
+        fb_manifest m;
+        fb_plan p;
+        fb_state s;
+        assert_int_equal(truncate(temp_path("model.safetensors"), (off_t)(t->offset + t->size / 2)), 0);
+        make_state(&s, &m, &p, &(setting){ k % 2 ? FB_F32 : FB_BF16, true, false });
+        snprintf(part, sizeof part, "model.safetensors: became shorter while it was being read: '%s' has %llu bytes, %llu of them "
+                 "are left; put the file back", t->name, (unsigned long long)t->size, (unsigned long long)(t->size / 2));
+        expect_failure(fb_state_load(&s, set, team, &err), FB_IO, &err, part);
+        assert_int_equal(fb_state_load(&s, set, team, NULL), FB_IO);
+        fb_state_deinit(&s);
+        fb_manifest_free(&m);
+    }
+    fb_shard_set_close(set);
 }
 
 int main(void)
@@ -231,6 +251,7 @@ int main(void)
         cmocka_unit_test(forward_only_has_the_same_working_weights),
         cmocka_unit_test(write_then_read_is_exact),
         cmocka_unit_test(a_weight_that_is_not_finite_is_named),
+        cmocka_unit_test(a_shard_cut_behind_our_back_is_a_sentence),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

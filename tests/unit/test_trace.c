@@ -178,8 +178,8 @@ static void every_tick_has_its_cause(void **unused)
 {
     (void)unused;
     enum { TICKS = 200, SPANS = 64 };
-    static const fb_trace_kind stream_kinds[] = { FB_TRACE_FORWARD, FB_TRACE_BACKWARD, FB_TRACE_WAIT_WEIGHTS, FB_TRACE_WAIT_GRADIENT,
-                                                  FB_TRACE_WAIT_INPUT, FB_TRACE_WAIT_DATA, FB_TRACE_LOSS };
+    static const fb_trace_kind stream_kinds[] = { FB_TRACE_FORWARD, FB_TRACE_BACKWARD, FB_TRACE_WAIT_WEIGHTS,
+                                                  FB_TRACE_WAIT_GRADIENT, FB_TRACE_WAIT_INPUT, FB_TRACE_WAIT_DATA, FB_TRACE_LOSS };
     static const fb_trace_kind host_kinds[] = { FB_TRACE_HOST_UPDATE, FB_TRACE_HOST_SLAB, FB_TRACE_HOST_GATHER, FB_TRACE_HOST_END };
     uint64_t seed = 5;
     for (int round = 0; round < 200; round++) {
@@ -446,7 +446,8 @@ static void the_newest_steps_are_kept(void **unused)
     expect_event(newest, "forward, layer 0", 239, 240);
     json_decref(root);
     fb_error err;
-    expect_failure(fb_trace_write(t, temp_path("none/trace.json"), &err), FB_IO, &err, "none/trace.json: the trace cannot be written");
+    expect_failure(fb_trace_write(t, temp_path("none/trace.json"), &err), FB_IO, &err,
+                   "none/trace.json: the trace cannot be written");
     expect_failure(fb_trace_write(t, "/dev/full", &err), FB_IO, &err, "could not be written whole");
     close_trace(t);
 }

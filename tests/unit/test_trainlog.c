@@ -61,7 +61,8 @@ static void a_resume_cuts_later_lines_off(void **unused)
     fb_trainlog l = open_log(2);
     expect_text("{\"current_steps\": 1, \"loss\": 3}\n{\"current_steps\": 2, \"eval_loss\": 3}\n{\"current_steps\": 2}\n");
     assert_int_equal(fb_trainlog_write(&l, json_pack("{s:i}", "current_steps", 3), NULL), FB_OK);
-    expect_text("{\"current_steps\": 1, \"loss\": 3}\n{\"current_steps\": 2, \"eval_loss\": 3}\n{\"current_steps\": 2}\n{\"current_steps\":3}\n");
+    expect_text("{\"current_steps\": 1, \"loss\": 3}\n{\"current_steps\": 2, \"eval_loss\": 3}\n{\"current_steps\": "
+                "2}\n{\"current_steps\":3}\n");
     fb_trainlog_close(&l);
     l = open_log(0); /* afresh */
     expect_text("");

@@ -32,7 +32,8 @@ static void slow_adamw_f32(float *p, const float *g, float *m, float *v, uint64_
 }
 
 static const tiny_model model = { "qwen2", 48, 1200, 3, 4, 2, 12, 300, false, NULL, 0 };
-static const fb_adamw first_step = { .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.5, .step = 1 };
+static const fb_adamw first_step = { .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 0.5,
+                                     .step = 1 };
 
 static fb_device *device;
 static fb_team *team;
@@ -42,7 +43,8 @@ static uint64_t n_elem;
 static int open_all(void **state)
 {
     (void)state;
-    if (fb_team_new(&team, 1, "test", NULL) || fb_device_open(&device, &(fb_device_options){ .backend = "cpu", .n_thread = 1 }, NULL))
+    if (fb_team_new(&team, 1, "test", NULL)
+        || fb_device_open(&device, &(fb_device_options){ .backend = "cpu", .n_thread = 1 }, NULL))
         return -1;
     tiny_manifest(&manifest, &model);
     n_elem = manifest.extent;

@@ -102,7 +102,8 @@ static void temporaries_alive_together_are_apart(void **unused)
                 fb_layer_shape s = { c, FB_F32, 999 };
                 fb_layer_temporaries x = fb_layer_temporaries_at(&s, (fb_recompute)policy, t);
                 uint64_t base = 0, q = 4 * t * c->n_head * c->head_dim, kv = 4 * t * c->n_kv_head * c->head_dim;
-                uint64_t hidden = 4 * t * c->hidden, f = 4 * t * c->ffn_dim, end = fb_layer_scratch_size(&s, (fb_recompute)policy, t);
+                uint64_t hidden = 4 * t * c->hidden, f = 4 * t * c->ffn_dim,
+                    end = fb_layer_scratch_size(&s, (fb_recompute)policy, t);
                 for (fb_value v = FB_V_N1; v < FB_V_COUNT; v++)
                     base += fb_value_kept(v, (fb_recompute)policy) ? 0 : fb_value_size(&s, v, t);
                 stretch values = { 0, base };

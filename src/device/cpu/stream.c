@@ -366,7 +366,8 @@ static void cpu_close(fb_device *d)
 static void cpu_info(fb_device *d, fb_device_info *out)
 {
     (void)d;
-    *out = (fb_device_info){ .name = "cpu", .attention = "own", .unified = true, .dtype = FB_F32, .logits_size = FB_CPU_LOGITS_SIZE };
+    *out = (fb_device_info){ .name = "cpu", .attention = "own", .unified = true, .dtype = FB_F32,
+                             .logits_size = FB_CPU_LOGITS_SIZE };
 }
 
 static const fb_device_ops cpu_ops = {

@@ -28,7 +28,8 @@ extern "C" {
 
 typedef struct fb_cuda_matmul_state    fb_cuda_matmul_state;    /* matmul.cu */
 typedef struct fb_cuda_attention_state fb_cuda_attention_state; /* attention.cu */
-typedef struct fb_cuda_host            fb_cuda_host;            /* device.cu: arena, pending host calls, memory as the driver sees it */
+/* device.cu: arena, pending host calls, memory as the driver sees it */
+typedef struct fb_cuda_host            fb_cuda_host;
 
 enum { FB_CUDA_WORKSPACE_SIZE = 64 << 20 };
 

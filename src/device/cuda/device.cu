@@ -284,7 +284,8 @@ static fb_status cuda_alloc(fb_device *d, uint64_t size, void **out, fb_error *e
     fb_cuda *c = fb_cuda_enter(d);
     fb_cuda_host *h = c->host;
     if (h->memory_max && (size > h->memory_max || h->used > h->memory_max - size))
-        return fb_fail(err, FB_NOFIT, "cuda device %d: %.1f MiB asked of an arena of %.1f MiB with %.1f MiB in use; raise hbm_budget",
+        return fb_fail(err, FB_NOFIT,
+                       "cuda device %d: %.1f MiB asked of an arena of %.1f MiB with %.1f MiB in use; raise hbm_budget",
                        c->index, (double)size / 0x1p20, (double)h->memory_max / 0x1p20, (double)h->used / 0x1p20);
     block *b = (block *)malloc(sizeof *b);
     if (!b)
@@ -405,20 +406,22 @@ static fb_status choose(fb_cuda *c, uint32_t index, cudaDeviceProp *prop, fb_err
     cudaRuntimeGetVersion(&runtime);
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e == cudaErrorInsufficientDriver)
-        return fb_fail(err, FB_CONFIG, "backend 'cuda': the NVIDIA driver is too old: it serves CUDA %d.%d, this build needs %d.%d; "
-                       "update the driver, or use backend: cpu", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': the NVIDIA driver is too old: it serves CUDA %d.%d, this build needs "
+                       "%d.%d; update the driver, or use backend: cpu", driver / 1000, driver % 1000 / 10, runtime / 1000,
+                       runtime % 1000 / 10);
     if (e != cudaSuccess)
-        return fb_fail(err, FB_CONFIG, "backend 'cuda': CUDA does not start (%s); see nvidia-smi, or use backend: cpu", cudaGetErrorString(e));
+        return fb_fail(err, FB_CONFIG, "backend 'cuda': CUDA does not start (%s); see nvidia-smi, or use backend: cpu",
+                       cudaGetErrorString(e));
     if (index >= (uint32_t)n || index >= INDEX_MAX)
-        return fb_fail(err, FB_CONFIG, "device: %u is asked for, CUDA sees %d GPU%s, counted from 0; see CUDA_VISIBLE_DEVICES", index, n,
-                       n == 1 ? "" : "s");
+        return fb_fail(err, FB_CONFIG, "device: %u is asked for, CUDA sees %d GPU%s, counted from 0; see CUDA_VISIBLE_DEVICES",
+                       index, n, n == 1 ? "" : "s");
     e = cudaGetDeviceProperties(prop, (int)index);
     if (e != cudaSuccess)
         return fb_fail(err, FB_DEVICE, "cuda device %u does not say what it is: %s", index, cudaGetErrorString(e));
     c->cc = prop->major * 10 + prop->minor;
     if (c->cc < CC_MIN)
-        return fb_fail(err, FB_CONFIG, "cuda device %u (%s) has compute capability %d.%d, 8.0 or later is needed; choose another by "
-                       "device: N, or use backend: cpu", index, prop->name, prop->major, prop->minor);
+        return fb_fail(err, FB_CONFIG, "cuda device %u (%s) has compute capability %d.%d, 8.0 or later is needed; choose another "
+                       "by device: N, or use backend: cpu", index, prop->name, prop->major, prop->minor);
     c->index = (int)index;
     c->n_sm = (uint32_t)prop->multiProcessorCount;
     c->shared_max = prop->sharedMemPerBlockOptin;

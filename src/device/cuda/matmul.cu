@@ -37,7 +37,8 @@ static const uint32_t ALIGNMENT_MAX = 16;
 /* Smaller products are not measured: all of a small model's take less time than their trials.  The side of the largest that
  * opening runs: its trials load the code of the proposals before the memory taken is measured. */
 static const uint32_t MEASURED_SIDE = 2048;
-/* Trials stop growing there: rates do not change any more, and trials of a very long micro-batch would take longer than its step. */
+/* Trials stop growing there: rates do not change any more, and trials of a very long micro-batch would
+ * take longer than its step. */
 static const uint32_t TRIAL_TOKENS_MAX = 16384;
 /* A chip that has idled runs faster than its power allows for long: it is put to work before the first trial, for so long. */
 static const float WARM_MS = 1500;

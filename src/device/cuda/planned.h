@@ -21,9 +21,9 @@ static inline uint64_t fb_cuda_token_bound(uint32_t t)
 }
 
 /* Device memory that attention's backward wants for t_max tokens; UINT64_MAX: more than can be counted.  A token and query head: in
- * float32 dq's sum, and room for dk's and dv's before they are summed over their group; two bytes each for packed v, dk and dv, three
- * together, as such a group has at least two heads; lse, delta, and what is left for alignment.  16 MiB: indices, and what the kernels
- * want for themselves.  It covers the 4 bytes a token and head of our own kernels. */
+ * float32 dq's sum, and room for dk's and dv's before they are summed over their group; two bytes each for
+ * packed v, dk and dv, three together, as such a group has at least two heads; lse, delta, and what is left for alignment.  16 MiB:
+ * indices, and what the kernels want for themselves.  It covers the 4 bytes a token and head of our own kernels. */
 static inline uint64_t fb_cuda_planned_attention(uint32_t t_max, uint32_t n_head, uint32_t head_dim)
 {
     uint64_t a_head = 15 * (uint64_t)head_dim + 16, rows, size;

@@ -33,8 +33,8 @@ __device__ inline void update_master(float *w, int16_t *, const fb_piece<float, 
 /* A split master is put together from its halves and cut again.  The gradient's trip through bfloat16 is exact where it was
  * rounded before. */
 template <int N>
-__device__ inline void update_master(uint16_t *w, int16_t *low, const fb_piece<float, N> &g, fb_piece<float, N> &m, fb_piece<float, N> &v,
-                                     const fb_adamw_scalars &s)
+__device__ inline void update_master(uint16_t *w, int16_t *low, const fb_piece<float, N> &g, fb_piece<float, N> &m,
+                                     fb_piece<float, N> &v, const fb_adamw_scalars &s)
 {
     fb_piece<uint16_t, N> hi = fb_load<N>((const uint16_t *)w);
     fb_piece<int16_t, N> lo = fb_load<N>((const int16_t *)low);
