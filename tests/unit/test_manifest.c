@@ -128,7 +128,8 @@ static void refuses_an_absurd_size(void **unused)
     fb_manifest     m = { 0 };
     assert_int_equal(fb_model_config_parse(&c, "{\"model_type\":\"llama\",\"hidden_size\":2147483646,"
                                                "\"intermediate_size\":2147483647,\"num_hidden_layers\":512,"
-                                               "\"num_attention_heads\":2,\"vocab_size\":9,\"head_dim\":2,\"max_position_embeddings\":64}", "c", &err), FB_OK);
+                                               "\"num_attention_heads\":2,\"vocab_size\":9,\"head_dim\":2,"
+                                               "\"max_position_embeddings\":64}", "c", &err), FB_OK);
     expect_failure(fb_manifest_build(&m, &c, &err), FB_INPUT, &err, "more than 2^56 parameters");
     assert_null(m.params);
     assert_null(c.json);
