@@ -274,10 +274,11 @@ static void report_text(const bench *b)
     char title[64];
     snprintf(title, sizeof title, "median of %u", b->n_step - b->n_warm);
     say_figures(b, FB_SAY_RESULT, title, &m);
-    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, measured %.2f, "
-           "resident with libraries %.2f: %.2f bytes a parameter without block inputs, %.2f with", (double)s->plan.device_bytes / 0x1p30,
-           (double)b->held.device / 0x1p30, (double)s->info.memory_overhead / 0x1p30, (double)s->plan.host_bytes / 0x1p30,
-           (double)b->held.host / 0x1p30, (double)b->host_resident / 0x1p30, bytes_a_parameter(b, false), bytes_a_parameter(b, true));
+    fb_say(b->sink, FB_SAY_RESULT, "device memory: planned %.2f GiB, measured %.2f, and %.2f beside it; host: planned %.2f GiB, "
+           "measured %.2f, resident with libraries %.2f: %.2f bytes a parameter without block inputs, %.2f with",
+           (double)s->plan.device_bytes / 0x1p30, (double)b->held.device / 0x1p30, (double)s->info.memory_overhead / 0x1p30,
+           (double)s->plan.host_bytes / 0x1p30, (double)b->held.host / 0x1p30, (double)b->host_resident / 0x1p30,
+           bytes_a_parameter(b, false), bytes_a_parameter(b, true));
     fb_device_info info;
     s->device->ops->info(s->device, &info);
     fb_say(b->sink, FB_SAY_RESULT, "attention: %s", info.attention);
@@ -319,7 +320,8 @@ static json_t *memory_json(const bench *b)
     return json_pack("{s:{s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:f, s:f}",
         "device", "planned", (json_int_t)s->plan.device_bytes, "measured", (json_int_t)b->held.device,
         "overhead", (json_int_t)s->info.memory_overhead,
-        "host", "planned", (json_int_t)s->plan.host_bytes, "measured", (json_int_t)b->held.host, "resident", (json_int_t)b->host_resident,
+        "host", "planned", (json_int_t)s->plan.host_bytes, "measured", (json_int_t)b->held.host,
+        "resident", (json_int_t)b->host_resident,
         "block_inputs", (json_int_t)s->plan.host[FB_HOST_INPUTS].size,
         "bytes_per_parameter", bytes_a_parameter(b, false), "bytes_per_parameter_with_block_inputs", bytes_a_parameter(b, true));
 }

@@ -404,7 +404,8 @@ static void *writer_main(void *arg)
 {
     fb_saver *s = arg;
     fb_error err = { 0 };
-    /* Where cores are short, training goes first; while it waits for the disk, they are free.  Only this thread, as Linux has it. */
+    /* Where cores are short, training goes first; while it waits for the disk, they are free.  Only this thread, as Linux has
+     * it. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     populate(s);
     pthread_mutex_lock(&s->lock);

@@ -13,12 +13,12 @@
  * have landed.  Sending waits in one place: for a slot, before the update of a block that is not all sent.
  *
  * Why nobody waits for ever.  Batches go in the writer's order, and as long as a device piece is unsent a worker leaves one slot.
- * So when the writer stands at an unsent piece, every device piece before it is saved, and workers hold at most all slots but one: who
- * is to send can.  The engine's thread sends before it waits for anything that the writer holds up.  With clipping it sends all
+ * So when the writer stands at an unsent piece, every device piece before it is saved, and workers hold at most all slots but one:
+ * who is to send can.  The engine's thread sends before it waits for anything that the writer holds up.  With clipping it sends all
  * before it waits for an update of the step.  With clipping off it sends a block before its update is enqueued, hence before the
  * gradients of all that are updated later: a worker that wants a slot for one of these, and the d2h stream if it stands behind that
- * worker, have the batch behind them.  After the last step fb_saver_wait sends.  A worker without a slot waits for the writer alone,
- * which takes its piece straight from the state when its turn comes: one slot is enough.  A device that fails calls back too.
+ * worker, have the batch behind them.  After the last step fb_saver_wait sends.  A worker without a slot waits for the writer
+ * alone, which takes its piece straight from the state when its turn comes: one slot is enough.  A device that fails calls back too.
  *
  * Threads: all calls by the engine's, but for the hook before_update.  Beside the writer's own work nothing allocates after
  * new. */

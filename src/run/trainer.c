@@ -349,8 +349,9 @@ static void introduce(const trainer *t)
            (double)m->n_weight / 1e6, m->cfg.n_layer, fb_dtype_hf_str(s->act), s->info.name, fb_adamw_selected());
     char layout[FB_LAYOUT_SIZE];
     fb_layout_describe(&s->plan, m, layout);
-    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB), host %.1f MiB", (double)s->plan.device_bytes / 0x1p20,
-           (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20, (double)s->plan.host_bytes / 0x1p20);
+    fb_say(t->sink, FB_SAY_PROGRESS, "memory: device %.1f MiB (weights are %.1f MiB), host %.1f MiB",
+           (double)s->plan.device_bytes / 0x1p20, (double)m->extent * (double)fb_dtype_size(s->act) / 0x1p20,
+           (double)s->plan.host_bytes / 0x1p20);
     fb_say(t->sink, FB_SAY_PROGRESS, "steps: %llu, of %llu rows an epoch; %u micro-batches a step; %s",
            (unsigned long long)t->at.total_steps, (unsigned long long)t->at.rows_per_epoch, t->n_micro, layout);
     fb_say(t->sink, FB_SAY_PROGRESS, "a step of %.3g s is foreseen; %s", s->foreseen.seconds, s->machine_note);
@@ -383,11 +384,11 @@ static fb_status log_step(trainer *t, const fb_step_result *r, double lr, double
     json_object_set_new(line, "step_time", fb_json_real(step_seconds));
     json_object_set_new(line, "tokens_per_second", fb_json_real((double)r->n_token / step_seconds));
     json_object_set_new(line, "elapsed_time", fb_json_real(seconds));
-    json_object_set_new(line, "remaining_time", fb_json_real((seconds - t->elapsed_before) / (double)(t->at.data_step > 0 ? done : 1)
-                                                     * ((double)t->at.total_steps - done)));
+    json_object_set_new(line, "remaining_time", fb_json_real(seconds / done * ((double)t->at.total_steps - done)));
     json_object_set_new(line, "skipped", json_boolean(!r->updated));
-    fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s", (unsigned long long)t->at.data_step,
-           (unsigned long long)t->at.total_steps, mean, r->grad_norm, lr, (double)r->n_token / step_seconds);
+    fb_say(t->sink, FB_SAY_PROGRESS, "step %llu/%llu  loss %.4f  grad_norm %.3f  lr %.3g  %.0f tokens/s",
+           (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps, mean, r->grad_norm, lr,
+           (double)r->n_token / step_seconds);
     t->at.loss_sum = 0;
     t->at.n_learned = 0;
     return fb_trainlog_write(&t->log, line, err);
@@ -423,7 +424,8 @@ static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *e
     }
     char rows[128];
     if (!r->n_learned) {
-        fb_say(t->sink, FB_SAY_WARNING, "step %llu: its rows have nothing to learn; the step is passed over", (unsigned long long)t->at.data_step);
+        fb_say(t->sink, FB_SAY_WARNING, "step %llu: its rows have nothing to learn; the step is passed over",
+               (unsigned long long)t->at.data_step);
         return FB_OK;
     }
     fb_loader_describe(t->rows, t->at.data_step - 1, rows, sizeof rows);
@@ -431,15 +433,17 @@ static fb_status look_at_result(trainer *t, const fb_step_result *r, fb_error *e
     fb_say(t->sink, FB_SAY_WARNING, "step %llu: loss %g, gradient norm %g; the step is passed over (%u in a row), its rows are %s",
            (unsigned long long)t->at.data_step, r->loss_sum / (double)r->n_learned, r->grad_norm, t->at.nonfinite_in_a_row, rows);
     if (t->o->nonfinite_limit && t->at.nonfinite_in_a_row >= t->o->nonfinite_limit)
-        return fb_fail(err, FB_NONFINITE, "loss or gradient norm was not finite in %u steps in a row (nonfinite_limit), the last of "
-                       "rows %s; lower learning_rate or look at these rows", t->at.nonfinite_in_a_row, rows);
+        return fb_fail(err, FB_NONFINITE, "loss or gradient norm was not finite in %u steps in a row (nonfinite_limit), the last "
+                       "of rows %s; lower learning_rate or look at these rows", t->at.nonfinite_in_a_row, rows);
     return FB_OK;
 }
 
 static bool due(int strategy, uint32_t every, const trainer *t)
 {
     uint64_t step = t->at.data_step;
-    return strategy == FB_SAVE_STEPS ? every && step % every == 0 : strategy == FB_SAVE_EPOCH ? step % t->at.steps_per_epoch == 0 : false;
+    if (strategy == FB_SAVE_STEPS)
+        return every && step % every == 0;
+    return strategy == FB_SAVE_EPOCH && step % t->at.steps_per_epoch == 0;
 }
 
 /* Says how the last save went.  One that failed ends the run: it would go on for hours without a checkpoint to come back to.
@@ -454,7 +458,8 @@ static fb_status look_at_save(trainer *t, fb_error *err)
     unsigned long long step = r.step;
     if (st != FB_OK && t->at.data_step < t->at.total_steps)
         return fb_fail(err, st == FB_DEVICE ? st : FB_IO, "%s; checkpoint-%llu was not saved and the run ends, %sgo on from the "
-                       "checkpoint before with resume_from_checkpoint: true", why.msg, step, st == FB_DEVICE ? "" : "make room and ");
+                       "checkpoint before with resume_from_checkpoint: true", why.msg, step,
+                       st == FB_DEVICE ? "" : "make room and ");
     if (st != FB_OK)
         fb_say(t->sink, FB_SAY_WARNING, "%s; checkpoint-%llu was not saved", why.msg, step);
     else
@@ -527,8 +532,9 @@ static fb_status steps(trainer *t, fb_error *err)
         if (t->job->stop && t->at.data_step < t->at.total_steps) {
             st = due(t->o->save_strategy, t->o->save_steps, t) ? FB_OK : save(t, err);
             st = st == FB_OK ? finish_save(t, err) : st;
-            return st != FB_OK ? st : fb_fail(err, FB_STOPPED, "stopped after step %llu of %llu, checkpoint saved in %s; go on with "
-                "resume_from_checkpoint: true", (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps, t->o->output_dir);
+            return st != FB_OK ? st : fb_fail(err, FB_STOPPED, "stopped after step %llu of %llu, checkpoint saved in %s; go on "
+                "with resume_from_checkpoint: true", (unsigned long long)t->at.data_step, (unsigned long long)t->at.total_steps,
+                t->o->output_dir);
         }
     }
     return FB_OK;

@@ -24,7 +24,8 @@ static fb_status sync_all(fb_engine *e, fb_error *err)
 static fb_phase phase_of(fb_visit_kind kind)
 {
     static const fb_phase phases[] = { [FB_VISIT_EMBED] = FB_PHASE_EMBED, [FB_VISIT_FORWARD] = FB_PHASE_FORWARD,
-        [FB_VISIT_HEAD] = FB_PHASE_HEAD, [FB_VISIT_BACKWARD] = FB_PHASE_BACKWARD, [FB_VISIT_EMBED_BACKWARD] = FB_PHASE_EMBED_BACKWARD };
+        [FB_VISIT_HEAD] = FB_PHASE_HEAD, [FB_VISIT_BACKWARD] = FB_PHASE_BACKWARD,
+        [FB_VISIT_EMBED_BACKWARD] = FB_PHASE_EMBED_BACKWARD };
     return phases[kind];
 }
 
@@ -41,8 +42,8 @@ static fb_status run_visit(fb_engine *e, uint32_t v, fb_error *err)
     }
 }
 
-/* Visits that come before the first update of the step can, after visit v: with clipping updates begin when all are done, without it
- * in the head's visit of the last pass. */
+/* Visits that come before the first update of the step can, after visit v: with clipping updates begin when all are done, without
+ * it in the head's visit of the last pass. */
 static uint32_t visits_left(const fb_engine *e, uint32_t v)
 {
     uint32_t n = e->n_visit[1], head = 1 + e->m->cfg.n_layer, done = e->pass * n + v + 1;
@@ -303,7 +304,8 @@ static fb_status new_host_buffers(fb_engine *e, fb_error *err)
         inputs = inputs ? p->input_size * p->micro_per_pass : 0;
         saved = saved ? p->micro_per_pass * (p->saved_size > p->rich_size ? p->saved_size : p->rich_size) : 0;
     }
-    uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double), staging = p->host[FB_HOST_STAGING].size;
+    uint64_t rows = p->host[FB_HOST_ROWS].size, sums = (e->m->n_block + 1) * sizeof(double);
+    uint64_t staging = p->host[FB_HOST_STAGING].size;
     uint64_t size = staging + e->o.n_micro * p->meta_size + n_rope * p->rope_size + slabs + inputs + saved + rows + sums;
     FB_TRY(fb_host_memory_map(&e->host, size, "the batch", NULL, e->d, err));
     unsigned char *at = e->host.at;

@@ -35,7 +35,8 @@ fb_status fb_engine_upload_batch(fb_engine *e, fb_error *err)
     fb_status st = FB_OK;
     for (uint32_t i = 0; i < e->count; i++) {
         uint32_t micro = e->first + i;
-        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro), fb_engine_region(e, FB_DEV_META) + i * e->plan.meta_size,
+        FB_TRY(fb_traced_upload(e->d, e->trace, FB_LABEL(SEND_BATCH, 0, micro),
+                                fb_engine_region(e, FB_DEV_META) + i * e->plan.meta_size,
                                 e->meta + micro * e->plan.meta_size, e->plan.meta_size, err));
         if (fb_engine_rope_is_dynamic(e)) {
             uint32_t len = e->micros[micro].len_max + e->cache_row;

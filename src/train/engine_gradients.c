@@ -21,7 +21,8 @@ void fb_engine_look_at_loss(void *arg, bool failed)
 }
 
 /* src holds elements [first, first + n) of the block's gradient, in the dtype that travels. */
-static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first, uint64_t n, const unsigned char *src, fb_error *err)
+static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first, uint64_t n, const unsigned char *src,
+                                   fb_error *err)
 {
     fb_status st = FB_OK;
     uint64_t size = fb_dtype_size(e->o.act);
@@ -37,7 +38,8 @@ static fb_status download_gradient(fb_engine *e, uint32_t block, uint64_t first,
         fb_trace_host(e->trace, FB_LABEL(HOST_SLAB, block, FB_NO_PART), since);
         landing *l = &e->landings[(uint64_t)(slab - e->slabs.base) / e->slabs.slab_size];
         *l = (landing){ e, block, first + at, piece, slab };
-        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART), slab, src + at * size, piece * size, err));
+        FB_TRY(fb_traced_download(e->d, e->trace, FB_LABEL(FETCH_GRADIENT, block, FB_NO_PART), slab, src + at * size, piece * size,
+                                  err));
         FB_TRY(e->ops->call(e->d, FB_STREAM_D2H, land, l, err));
         at += piece;
     }

@@ -141,7 +141,8 @@ void fb_engine_await_update(fb_engine *e, uint32_t block);
 const unsigned char *fb_engine_head_weights(const fb_engine *e, uint32_t block);
 fb_status fb_engine_load_head(fb_engine *e, fb_error *err);
 fb_status fb_engine_prefetch(fb_engine *e, uint32_t v, fb_error *err);
-fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights, fb_error *err);
+fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights,
+                                fb_error *err);
 fb_status fb_engine_leave_layer(fb_engine *e, const fb_visit *visit, uint32_t slot, fb_error *err);
 
 /* ---- engine_batch.c ---- */

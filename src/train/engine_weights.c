@@ -85,7 +85,8 @@ fb_status fb_engine_prefetch(fb_engine *e, uint32_t v, fb_error *err)
                 next_wanted = false;
                 continue;
             }
-            if (!next_wanted && e->updater && (!fb_updater_is_clean(e->updater, e->m->n_block - 1) || !fb_updater_is_clean(e->updater, 0)))
+            if (!next_wanted && e->updater
+                && (!fb_updater_is_clean(e->updater, e->m->n_block - 1) || !fb_updater_is_clean(e->updater, 0)))
                 break;
             FB_TRY(fb_engine_load_head(e, err));
         } else if (visit->kind == FB_VISIT_FORWARD || visit->kind == FB_VISIT_BACKWARD) {
@@ -103,7 +104,8 @@ done:
 }
 
 /* The slot (FB_NEVER: at home) and the weights of a layer whose kernels are about to be enqueued. */
-fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights, fb_error *err)
+fb_status fb_engine_enter_layer(fb_engine *e, uint32_t v, uint32_t layer, uint32_t *slot, const unsigned char **weights,
+                                fb_error *err)
 {
     fb_status st = FB_OK;
     if (fb_engine_at_home(e, layer + 1)) {

@@ -186,7 +186,8 @@ void fb_state_write(fb_state *s, uint32_t block, uint64_t first, uint64_t n, con
 typedef enum { FROM_DEVICE, TO_DEVICE } direction;
 
 /* Moves n elements, at most the window's, and waits for them. */
-static fb_status move(const fb_state *s, direction way, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, fb_error *err)
+static fb_status move(const fb_state *s, direction way, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n,
+                      fb_error *err)
 {
     fb_status st = FB_OK;
     const fb_device_ops *ops = s->device->ops;
@@ -213,7 +214,8 @@ done:
     return st;
 }
 
-fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out, fb_error *err)
+fb_status fb_state_get(const fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, float *out,
+                       fb_error *err)
 {
     fb_status st = FB_OK;
     if (!fb_state_on_device(s, block)) {
@@ -236,7 +238,8 @@ done:
     return st;
 }
 
-fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in, fb_error *err)
+fb_status fb_state_put(fb_state *s, fb_plan_host_region part, uint32_t block, uint64_t first, uint64_t n, const float *in,
+                       fb_error *err)
 {
     fb_status st = FB_OK;
     if (!fb_state_on_device(s, block)) {
@@ -368,11 +371,13 @@ typedef struct fill {
     uint64_t        key;
 } fill;
 
-/* Counter-based: any element without the ones before it.  The sum of four uniform numbers: near normal, mean 0, and scaled to deviation 0.02. */
+/* Counter-based: any element without the ones before it.  The sum of four uniform numbers: near normal, mean 0, and scaled to
+ * deviation 0.02. */
 static float random_weight(uint64_t key, uint64_t i)
 {
     uint64_t bits = fb_random_mix(key + (i + 1) * FB_RANDOM_STEP);
-    int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) + (int32_t)(bits >> 32 & 0xffff) + (int32_t)(bits >> 48);
+    int32_t sum = (int32_t)(bits & 0xffff) + (int32_t)(bits >> 16 & 0xffff) + (int32_t)(bits >> 32 & 0xffff)
+                  + (int32_t)(bits >> 48);
     const float deviation_of_sum = 65536.0f * 0.57735027f; /* four times the variance 2^32 / 12 */
     return (float)(sum - 131070) * (0.02f / deviation_of_sum);
 }

@@ -53,6 +53,9 @@ def test_resume_in_the_middle(resume, whole, tmp_path):
                   resume_from_checkpoint=True if resume == "true" else out / "checkpoint-4", **kind)
     assert weights(out) == want
     assert learned_alike(again, log)
+    for line in steps(again):                       # at the pace so far, earlier starts included
+        left = line["elapsed_time"] / line["current_steps"] * (line["total_steps"] - line["current_steps"])
+        assert line["remaining_time"] == pytest.approx(left)
 
 
 def test_nothing_to_resume_starts_afresh(whole, tmp_path):
