@@ -58,44 +58,36 @@ void fb_micro_add_document(fb_micro *m, const uint32_t *ids, const int32_t *labe
         m->len_max = n;
 }
 
-/* Heap sort of 64-bit keys (id, position): in place, no recursion, the same result whatever the library. */
-static void sift(uint64_t *key, uint64_t root, uint64_t n)
-{
-    uint64_t value = key[root];
-    for (uint64_t child; (child = 2 * root + 1) < n; root = child) {
-        if (child + 1 < n && key[child] < key[child + 1])
-            child++;
-        if (key[child] <= value)
-            break;
-        key[root] = key[child];
-    }
-    key[root] = value;
-}
+enum { DIGIT_BITS = 11, N_DIGIT = 3, N_BUCKET = 1 << DIGIT_BITS }; /* 33 bits: an id whole */
 
-static void sort_keys(uint64_t *key, uint64_t n)
+/* One pass of a radix sort: n indices, by one digit of their ids; those with the same digit stay in their order. */
+static void sort_by_digit(uint32_t *out, const uint32_t *in, uint32_t n, const uint32_t *id, uint32_t digit)
 {
-    for (uint64_t i = n / 2; i-- > 0;)
-        sift(key, i, n);
-    for (uint64_t i = n; i-- > 1;) {
-        uint64_t top = key[0];
-        key[0] = key[i];
-        key[i] = top;
-        sift(key, 0, i);
+    uint32_t shift = digit * DIGIT_BITS, next[N_BUCKET] = { 0 }, sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        next[id[in[i]] >> shift & (N_BUCKET - 1)]++;
+    for (uint32_t k = 0; k < N_BUCKET; k++) {
+        uint32_t count = next[k];
+        next[k] = sum;
+        sum += count;
     }
+    for (uint32_t i = 0; i < n; i++)
+        out[next[id[in[i]] >> shift & (N_BUCKET - 1)]++] = in[i];
 }
 
 void fb_micro_finish(fb_micro *m)
 {
     fb_micro_arrays *a = &m->host;
-    /* embed_id and embed_start are neighbours of 4 (t_max + 1) padded bytes each, so together they hold the keys. */
-    uint64_t *key = (uint64_t *)(void *)a->embed_id;
-    uint32_t n = 0;
+    uint32_t *from = a->embed_start, *to = a->embed_order, n = 0; /* the one has room to spare until it is filled below */
     for (uint32_t i = 0; i < m->t; i++)
         if ((int64_t)a->id[i] != m->pad)
-            key[n++] = (uint64_t)a->id[i] << 32 | i;
-    sort_keys(key, n);
-    for (uint32_t i = 0; i < n; i++)
-        a->embed_order[i] = (uint32_t)key[i];
+            from[n++] = i;
+    for (uint32_t digit = 0; digit < N_DIGIT; digit++) { /* an odd number of passes ends where the order belongs */
+        sort_by_digit(to, from, n, a->id, digit);
+        uint32_t *swapped = from;
+        from = to;
+        to = swapped;
+    }
     m->n_unique = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = a->id[a->embed_order[i]];
