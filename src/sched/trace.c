@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +46,10 @@ struct fb_trace {
     double     offset;      /* of the device's clock: what it calls 0, in seconds since opened */
     fb_event  *look;        /* to compare the clocks by */
     fb_event **events;      /* [2 n_span] */
-    span      *spans;       /* [n_span] of this step */
+    span      *spans;       /* [n_span] of the step in hand, and, after its cut, of the next */
     uint32_t   n_span;
+    uint32_t   n_cut;       /* of them, those before the cut */
+    double     cut;         /* when it was made */
     uint32_t   open[FB_STREAM_COUNT]; /* the span not yet ended; UINT32_MAX: none */
     lane       host, *workers;
     entry     *kept;        /* ring */
@@ -207,7 +210,7 @@ static void account_for_compute(fb_trace *t)
     fb_trace_account *a = &t->account;
     double at = a->begin;
     uint32_t next = 0;
-    for (uint32_t i = 0; i < t->n_span; i++) {
+    for (uint32_t i = 0; i < t->n_cut; i++) {
         const span *s = &t->spans[i];
         if (s->stream != FB_STREAM_COMPUTE)
             continue;
@@ -234,7 +237,7 @@ static fb_status read_spans(fb_trace *t, fb_error *err)
 {
     fb_status st = FB_OK;
     fb_device *d = t->o.device;
-    for (uint32_t i = 0; i < t->n_span; i++) {
+    for (uint32_t i = 0; i < t->n_cut; i++) {
         span *s = &t->spans[i];
         FB_TRY(d->ops->event_time(d, t->events[2 * i], &s->begin, err));
         FB_TRY(d->ops->event_time(d, t->events[2 * i + 1], &s->end, err));
@@ -250,7 +253,7 @@ done:
 static void take_spans(fb_trace *t)
 {
     fb_trace_account *a = &t->account;
-    for (uint32_t i = 0; i < t->n_span; i++) {
+    for (uint32_t i = 0; i < t->n_cut; i++) {
         const span *s = &t->spans[i];
         keep(t, &(entry){ s->begin, s->end, s->size, s->label, (uint32_t)s->stream });
         if (s->stream == FB_STREAM_H2D) {
@@ -261,13 +264,24 @@ static void take_spans(fb_trace *t)
             a->d2h_size += s->size;
         }
     }
-    t->n_span = 0;
+    t->n_span -= t->n_cut;
+    for (uint32_t i = 0; i < t->n_span; i++) { /* the next step's: with their events, which are in use */
+        t->spans[i] = t->spans[t->n_cut + i];
+        for (uint32_t k = 0; k < 2; k++) {
+            fb_event **here = &t->events[2 * i + k], **there = &t->events[2 * (t->n_cut + i) + k], *free_again = *here;
+            *here = *there;
+            *there = free_again;
+        }
+    }
+    t->n_cut = 0;
 }
 
-static void take_lane(fb_trace *t, lane *l)
+/* What began before `until`: the rest is the next step's. */
+static void take_lane(fb_trace *t, lane *l, double until)
 {
+    uint32_t i = 0;
     pthread_mutex_lock(&l->lock);
-    for (uint32_t i = 0; i < l->n; i++) {
+    for (; i < l->n && l->entries[i].begin < until; i++) {
         const entry *e = &l->entries[i];
         keep(t, e);
         if (kinds[e->label.kind].means == FB_CAUSE_UPDATING) {
@@ -275,7 +289,8 @@ static void take_lane(fb_trace *t, lane *l)
             t->account.n_updated += e->size;
         }
     }
-    l->n = 0;
+    l->n -= i;
+    memmove(l->entries, l->entries + i, l->n * sizeof *l->entries);
     t->n_lost += l->n_lost;
     l->n_lost = 0;
     pthread_mutex_unlock(&l->lock);
@@ -286,7 +301,7 @@ void fb_trace_start(fb_trace *t)
     t->account.end = fb_trace_now(t);
 }
 
-fb_status fb_trace_step(fb_trace *t, fb_error *err)
+fb_status fb_trace_cut(fb_trace *t, fb_error *err)
 {
     fb_status st = FB_OK;
     if (!t)
@@ -294,13 +309,24 @@ fb_status fb_trace_step(fb_trace *t, fb_error *err)
     for (int s = 0; s < FB_STREAM_COUNT; s++)
         assert(t->open[s] == UINT32_MAX);
     FB_TRY(compare_clocks(t, err));
+    t->n_cut = t->n_span;
+    t->cut = fb_trace_now(t);
+done:
+    return st;
+}
+
+fb_status fb_trace_step(fb_trace *t, fb_error *err)
+{
+    fb_status st = FB_OK;
+    if (!t)
+        return FB_OK;
     FB_TRY(read_spans(t, err));
-    t->account = (fb_trace_account){ .begin = t->account.end, .end = fb_trace_now(t) };
+    t->account = (fb_trace_account){ .begin = t->account.end, .end = t->cut };
     account_for_compute(t);
     take_spans(t);
-    take_lane(t, &t->host);
+    take_lane(t, &t->host, t->cut);
     for (uint32_t w = 0; w < t->o.n_worker; w++)
-        take_lane(t, &t->workers[w]);
+        take_lane(t, &t->workers[w], INFINITY);
     t->account.n_lost = t->n_lost;
 done:
     return st;

@@ -1,9 +1,9 @@
 /* trace.h - when everything ran, and what the device waited for.
  *
  * Spans on the three streams lie between two events of the device; spans of the host and of the update workers are
- * taken from the host's clock.  At the end of a step, when the streams have been synced, fb_trace_step turns them into
- * entries on one clock (seconds since fb_trace_new) and accounts for the step's time: each moment in which the compute
- * stream did not compute has exactly one cause.
+ * taken from the host's clock.  At the end of a step, when the streams have been synced, fb_trace_cut ends it; fb_trace_step
+ * then turns its spans into entries on one clock (seconds since fb_trace_new) and accounts for the step's time, under what
+ * has been enqueued meanwhile.  Each moment in which the compute stream did not compute has exactly one cause.
  *   - it stood at an event: the cause of that wait, as its label says;
  *   - else it had nothing to do, because the host had not enqueued it: what the host waited for meanwhile, or HOST.
  * Every function takes a NULL trace, and then only does what it would do untraced.
@@ -94,7 +94,9 @@ typedef struct fb_trace_account {
 
 /* The first step begins now, not with new. */
 void      fb_trace_start(fb_trace *t);
-/* At the end of a step, every stream synced. */
+/* Every stream is synced: the step ends here, and what is recorded from now on is the next one's. */
+fb_status fb_trace_cut(fb_trace *t, fb_error *err);
+/* After the cut, once: the account.  Waits for no stream. */
 fb_status fb_trace_step(fb_trace *t, fb_error *err);
 /* Of the last step. */
 const fb_trace_account *fb_trace_account_of(const fb_trace *t);

@@ -111,6 +111,7 @@ static fb_status run(fb_engine *e, engine_mode mode, uint32_t n, fb_step_result 
     fb_activity_enter(e->o.activity, FB_PHASE_STEP_END, 0);
     FB_TRY(sync_all(e, err));
     fb_trace_host(e->trace, FB_LABEL(HOST_END, e->m->n_block - 1, FB_NO_PART), since);
+    FB_TRY(fb_trace_cut(e->trace, err));
     out->loss_sum = e->sums[e->m->n_block];
 done:
     return st;

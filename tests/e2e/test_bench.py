@@ -46,6 +46,8 @@ MANY_WAYS = [
     ["overlap=false"],
     ["micro_batch=3", "update_threads=3"],
     ["backend=fault:seed=3,delay=300"],
+    ["placement=resident", "passes=2"],
+    ["placement=layers:1", "max_grad_norm=0", "backend=fault:seed=4,delay=300"],
 ]
 
 

@@ -131,6 +131,7 @@ static void on_host(fb_trace *t, fb_trace_label l, double from, double to)
 static const fb_trace_account *end_step(fb_trace *t, double at)
 {
     set_all(100 + at);
+    assert_int_equal(fb_trace_cut(t, NULL), FB_OK);
     assert_int_equal(fb_trace_step(t, NULL), FB_OK);
     return fb_trace_account_of(t);
 }
@@ -244,12 +245,46 @@ static void copies_and_waits_happen_within_their_span(void **unused)
     assert_int_equal(fb_traced_wait(&device, NULL, FB_LABEL(WAIT_INPUT, 1, 0), NULL, NULL), FB_OK);
     assert_int_equal(fb_trace_begin(NULL, FB_STREAM_COMPUTE, FB_LABEL(LOSS, 5, 0), 0, NULL), FB_OK);
     assert_int_equal(fb_trace_end(NULL, FB_STREAM_COMPUTE, NULL), FB_OK);
+    assert_int_equal(fb_trace_cut(NULL, NULL), FB_OK);
     assert_int_equal(fb_trace_step(NULL, NULL), FB_OK);
     fb_trace_host(NULL, FB_LABEL(HOST_END, 5, FB_NO_PART), 0);
     fb_trace_update(NULL, 0, 1, 10, 0);
     near(fb_trace_now(NULL), 0);
     assert_int_equal(n_copy, 2);
     assert_int_equal(n_wait, 1);
+}
+
+/* Updates are enqueued before the account of the step they follow is made, and run while it is. */
+static void what_follows_the_cut_is_the_next_steps(void **unused)
+{
+    (void)unused;
+    fb_trace *t = open_trace(8, 2);
+    host_now = 100;
+    fb_trace_start(t);
+    on_stream(t, FB_STREAM_COMPUTE, FB_LABEL(FORWARD, 1, 0), 0, 1);
+    on_stream(t, FB_STREAM_COMPUTE, FB_LABEL(BACKWARD, 1, 0), 1, 3);
+    on_host(t, FB_LABEL(HOST_END, 5, FB_NO_PART), 2, 4);
+    set_all(104);
+    assert_int_equal(fb_trace_cut(t, NULL), FB_OK);
+    on_stream(t, FB_STREAM_COMPUTE, FB_LABEL(UPDATE_AT_HOME, 1, FB_NO_PART), 4.5, 6);
+    on_stream(t, FB_STREAM_D2H, FB_LABEL(FETCH_STATE, 1, FB_NO_PART), 4.5, 5);
+    on_stream(t, FB_STREAM_COMPUTE, FB_LABEL(UPDATE_AT_HOME, 2, FB_NO_PART), 6, 7);
+    on_host(t, FB_LABEL(HOST_SAVER, 1, FB_NO_PART), 4, 4.25);
+    assert_int_equal(fb_trace_step(t, NULL), FB_OK);
+    const fb_trace_account *a = fb_trace_account_of(t);
+    near(a->begin, 0);
+    near(a->end, 4);
+    near(a->work, 3);
+    near(a->idle[FB_CAUSE_GRADIENTS], 1);
+    near(a->d2h, 0);
+    on_stream(t, FB_STREAM_COMPUTE, FB_LABEL(FORWARD, 1, 0), 7, 8);
+    a = end_step(t, 8);
+    near(a->begin, 4);
+    near(a->work, 3.5);
+    near(a->d2h, 0.5);
+    near(a->idle[FB_CAUSE_UPDATE], 0.25);
+    near(a->idle[FB_CAUSE_HOST], 0.25);
+    close_trace(t);
 }
 
 /* The host learns of the look's event late, now more, now less: the least late tells most. */
@@ -260,12 +295,12 @@ static void the_clocks_agree_as_well_as_was_ever_seen(void **unused)
     near(t->offset, LATE - 100.0);
     stream_now[FB_STREAM_COMPUTE] = 110;
     host_now = 110.25;
-    assert_int_equal(fb_trace_step(t, NULL), FB_OK);
+    assert_int_equal(fb_trace_cut(t, NULL), FB_OK);
     near(t->offset, LATE - 100.0);
     t->offset = 0; /* as if the first looks had been late */
     stream_now[FB_STREAM_COMPUTE] = 120;
     host_now = 120.125;
-    assert_int_equal(fb_trace_step(t, NULL), FB_OK);
+    assert_int_equal(fb_trace_cut(t, NULL), FB_OK);
     near(t->offset, LATE - 100 + 0.125);
     close_trace(t);
 }
@@ -458,6 +493,7 @@ int main(void)
         cmocka_unit_test(a_step_by_hand),
         cmocka_unit_test(every_tick_has_its_cause),
         cmocka_unit_test(copies_and_waits_happen_within_their_span),
+        cmocka_unit_test(what_follows_the_cut_is_the_next_steps),
         cmocka_unit_test(the_clocks_agree_as_well_as_was_ever_seen),
         cmocka_unit_test(what_does_not_fit_is_counted),
         cmocka_unit_test(a_worker_s_chunks_of_a_block_are_one_span),
