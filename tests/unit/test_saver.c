@@ -46,9 +46,11 @@ static fb_status append_piece(fb_checkpoint_writer *w, uint32_t block, uint64_t 
     return fb_checkpoint_writer_append(w, block, first, n, piece, err);
 }
 
+#define FB_UPDATE_CHUNK 4096 /* small pieces, so that a small model has several; workers still take the library's, many at a time */
 #define fb_checkpoint_writer_new open_files
 #define fb_checkpoint_writer_append append_piece
 #include "../../src/run/saver.c"
+#undef FB_UPDATE_CHUNK
 #undef fb_checkpoint_writer_new
 #undef fb_checkpoint_writer_append
 
@@ -63,7 +65,7 @@ static void set_shut(bool shut)
 /* ---- runs ---- */
 
 /* Blocks of several pieces and of one; 10 pieces in all. */
-static const tiny_model model = { "qwen3", 16, 3000, 3, 2, 1, 8, 20000, true, NULL, 0 };
+static const tiny_model model = { "qwen3", 16, 94, 3, 2, 1, 8, 625, true, NULL, 0 };
 enum { WHOLE = 1000 * PIECE_BYTES };
 
 static char out_dir[600];
