@@ -61,6 +61,7 @@ static fb_status add_block(fb_manifest *m, fb_block_kind kind, uint32_t layer, f
         b->n_param++;
     }
     b->extent = align_up(end);
+    b->before = m->n_block ? b[-1].before + fb_block_span(&b[-1]) : 0;
     m->extent += b->extent;
     if (kind == FB_BLOCK_LAYER && b->extent > m->extent_max_layer)
         m->extent_max_layer = b->extent;

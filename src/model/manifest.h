@@ -12,7 +12,8 @@
 #include "model/arch.h"
 #include "io/shard.h"
 
-enum { FB_EXTENT_ALIGN = 64, FB_NAME_SIZE = 96 };
+/* Elements; of blocks that lie end to end: 256 bytes in bfloat16. */
+enum { FB_EXTENT_ALIGN = 64, FB_BLOCK_ALIGN = 128, FB_NAME_SIZE = 96 };
 
 typedef enum { FB_BLOCK_EMBED, FB_BLOCK_LAYER, FB_BLOCK_FINAL } fb_block_kind;
 
@@ -31,6 +32,7 @@ typedef struct fb_block_desc {
     uint32_t      layer;                /* index among decoder layers, for FB_BLOCK_LAYER */
     uint32_t      param_first, n_param; /* into fb_manifest.params */
     uint64_t      extent;               /* elements, padding included, a multiple of FB_EXTENT_ALIGN */
+    uint64_t      before;               /* fb_block_span of the blocks before it, summed */
     int64_t       offset[FB_ROLE_COUNT]; /* elements in the extent; -1: the role is absent */
 } fb_block_desc;
 
@@ -44,6 +46,12 @@ typedef struct fb_manifest {
     uint64_t        extent;    /* sum over blocks, elements */
     uint64_t        extent_max_layer; /* largest layer extent */
 } fb_manifest;
+
+/* Elements that a block takes where blocks lie end to end. */
+static inline uint64_t fb_block_span(const fb_block_desc *b)
+{
+    return (b->extent + FB_BLOCK_ALIGN - 1) / FB_BLOCK_ALIGN * FB_BLOCK_ALIGN;
+}
 
 /* Takes over cfg (frees it on failure too).  The sentence is about config.json and does not name it. */
 fb_status fb_manifest_build(fb_manifest *out, fb_model_config *cfg, fb_error *err);

@@ -7,7 +7,6 @@
 /* fb_grad_out sums the norm over tiles of so many elements. */
 static const uint64_t NORM_TILE = 64u << 10;
 enum { LOSS_ROWS_MIN = 32, LOSS_ROWS_MAX = 4096, SLAB_COUNT = 4 };
-enum { OWN_ALIGN = 128 }; /* elements: 256 bytes in bfloat16 */
 /* Slabs smaller than a block keep the host's share small; large enough that a copy runs at the link's rate. */
 static const uint64_t SLAB_ELEMS_MAX = 16u << 20, OUT_ELEMS_LEAST = 64u << 20;
 
@@ -59,13 +58,20 @@ bool fb_plan_owns(const fb_plan *p, const fb_manifest *m, fb_own what, uint32_t 
     return p->train && home && p->clip && !accumulator;
 }
 
+/* The layers that own one are the first of all: those at home, unless there is a reason that holds for all or none. */
+static uint32_t layers_owning(const fb_plan *p, const fb_manifest *m, fb_own what)
+{
+    uint32_t n_layer = m->cfg.n_layer;
+    return fb_plan_owns(p, m, what, n_layer) ? n_layer : fb_plan_owns(p, m, what, 1) ? p->layout.home_layers : 0;
+}
+
 uint64_t fb_plan_owned_before(const fb_plan *p, const fb_manifest *m, fb_own what, uint32_t block)
 {
-    uint64_t n = 0;
-    for (uint32_t b = 0; b < block; b++)
-        if (fb_plan_owns(p, m, what, b))
-            n += (m->blocks[b].extent + OWN_ALIGN - 1) / OWN_ALIGN * OWN_ALIGN;
-    return n;
+    const fb_block_desc *b = m->blocks;
+    uint32_t last = m->n_block - 1, owning = layers_owning(p, m, what);
+    uint64_t n = block > 0 && fb_plan_owns(p, m, what, 0) ? fb_block_span(&b[0]) : 0;
+    n += block > 1 ? b[block < owning + 1 ? block : owning + 1].before - b[1].before : 0;
+    return n + (block > last && fb_plan_owns(p, m, what, last) ? fb_block_span(&b[last]) : 0);
 }
 
 uint64_t fb_plan_saved_offset(const fb_plan *p, uint32_t n_layer, uint32_t layer, uint32_t micro)
@@ -78,21 +84,19 @@ uint64_t fb_plan_saved_offset(const fb_plan *p, uint32_t n_layer, uint32_t layer
 
 /* ---- sizes ---- */
 
-typedef enum { STREAMED, SHARING_ACC } block_set;
-
-static bool is_in(const fb_plan *p, const fb_manifest *m, block_set set, uint32_t block)
+/* Elements of a block, if its gradient is summed where others' are too. */
+static uint64_t sharing(const fb_plan *p, const fb_manifest *m, uint32_t block)
 {
-    return set == STREAMED ? !fb_plan_at_home(p, m, block) : !fb_plan_owns(p, m, FB_OWN_ACCUMULATOR, block);
+    return fb_plan_owns(p, m, FB_OWN_ACCUMULATOR, block) ? 0 : m->blocks[block].extent;
 }
 
-/* Of the blocks [first, end) that are in the set. */
-static uint64_t largest(const fb_plan *p, const fb_manifest *m, block_set set, uint32_t first, uint32_t end)
+/* Elements of the largest block that streams; 0: none does. */
+static uint64_t largest_streamed(const fb_plan *p, const fb_manifest *m)
 {
-    uint64_t n = 0;
-    for (uint32_t b = first; b < end; b++)
-        if (is_in(p, m, set, b))
-            n = max_u64(n, m->blocks[b].extent);
-    return n;
+    uint32_t last = m->n_block - 1;
+    uint64_t n = p->layout.home_layers < m->cfg.n_layer ? m->extent_max_layer : 0;
+    n = max_u64(n, fb_plan_at_home(p, m, 0) ? 0 : m->blocks[0].extent);
+    return max_u64(n, fb_plan_at_home(p, m, last) ? 0 : m->blocks[last].extent);
 }
 
 static void clamp_layout(fb_plan *p, const fb_plan_request *r, const fb_layout *asked)
@@ -149,13 +153,12 @@ static void device_sizes(fb_plan *p, const fb_plan_request *r, uint64_t d[FB_DEV
     if (r->train) {
         if (l->n_pass > 1) /* earlier passes' embedding gradients come back there, one micro-batch at a time */
             d[FB_DEV_SCRATCH] = max_u64(d[FB_DEV_SCRATCH], p->input_size + p->meta_size);
-        uint64_t table = c->tied ? largest(p, m, SHARING_ACC, 0, 1)
-                                 : max_u64(largest(p, m, SHARING_ACC, 0, 1), largest(p, m, SHARING_ACC, last, last + 1));
+        uint64_t table = c->tied ? sharing(p, m, 0) : max_u64(sharing(p, m, 0), sharing(p, m, last));
         d[FB_DEV_DX] = l->kept_on_host ? 0 : p->input_size * k;
-        d[FB_DEV_ACC] = largest(p, m, SHARING_ACC, 1, last) ? p->n_acc * p->acc_size : 0;
+        d[FB_DEV_ACC] = layers_owning(p, m, FB_OWN_ACCUMULATOR) < n_layer ? p->n_acc * p->acc_size : 0;
         d[FB_DEV_TABLE_ACC] = fb_align(table * sizeof(float));
-        d[FB_DEV_FINAL_ACC] = c->tied ? fb_align(largest(p, m, SHARING_ACC, last, last + 1) * sizeof(float)) : 0;
-        d[FB_DEV_GRAD_OUT] = copied && largest(p, m, STREAMED, 0, m->n_block) ? fb_align(p->out_elems * act) : 0;
+        d[FB_DEV_FINAL_ACC] = c->tied ? fb_align(sharing(p, m, last) * sizeof(float)) : 0;
+        d[FB_DEV_GRAD_OUT] = copied && largest_streamed(p, m) ? fb_align(p->out_elems * act) : 0;
         d[FB_DEV_HOME_REMAINDERS] = copied ? fb_align(2 * home) : 0;
         d[FB_DEV_HOME_M] = d[FB_DEV_HOME_V] = fb_align(4 * home);
         d[FB_DEV_HOME_GRADIENTS] = fb_align(act * fb_plan_owned_before(p, m, FB_OWN_GRADIENT, m->n_block));
@@ -242,7 +245,7 @@ void fb_plan_lay_out(fb_plan *p, const fb_plan_request *r, const fb_layout *l)
     set_names(p);
     p->loss_rows = loss_rows(r->manifest->cfg.vocab, r->logits_size, p->t_max);
     clamp_layout(p, r, l);
-    uint64_t most = max_u64(largest(p, r->manifest, STREAMED, 0, r->manifest->n_block), 1), least = min_u64(most, OUT_ELEMS_LEAST);
+    uint64_t most = max_u64(largest_streamed(p, r->manifest), 1), least = min_u64(most, OUT_ELEMS_LEAST);
     uint64_t out = r->unified ? least : most;
     lay_out_with(p, r, out);
     while (r->hbm_budget && p->device_bytes > r->hbm_budget && out > least) {

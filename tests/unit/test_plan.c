@@ -87,6 +87,39 @@ static void the_ledger_adds_up(void **unused)
 }
 
 /* 12 bytes a parameter, 14 (bfloat16) or 16 (float32) with stored gradients; forward only, the weights alone. */
+/* Where a block's own things lie, and what streams, against sums over blocks one by one. */
+static void what_blocks_own_lies_end_to_end(void **unused)
+{
+    (void)unused;
+    for (uint32_t bits = 0; bits < 1 << 8; bits++) {
+        fb_manifest m;
+        tiny_manifest(&m, bits & 1 ? &tied : &untied);
+        fb_plan_request r = request_for(&m);
+        r.act = bits & 2 ? FB_BF16 : FB_F32;
+        r.clip = bits & 4;
+        for (uint32_t home = 0; home <= m.cfg.n_layer; home++) {
+            fb_layout l = layout;
+            fb_plan p;
+            l.home_layers = home, l.home_embed = bits & 8, l.home_head = bits & 16;
+            l.n_pass = bits & 32 ? 3 : 1, l.acc_on_device = bits & 64, l.kept_on_host = bits & 128;
+            fb_plan_lay_out(&p, &r, &l);
+            for (fb_own what = FB_OWN_STATE; what <= FB_OWN_ACCUMULATOR; what++) {
+                uint64_t n = 0;
+                for (uint32_t b = 0; b <= m.n_block; b++) {
+                    assert_int_equal(fb_plan_owned_before(&p, &m, what, b), n);
+                    n += b < m.n_block && fb_plan_owns(&p, &m, what, b) ? (m.blocks[b].extent + 127) / 128 * 128 : 0;
+                }
+            }
+            uint64_t most = 0;
+            for (uint32_t b = 0; b < m.n_block; b++)
+                if (!fb_plan_at_home(&p, &m, b) && m.blocks[b].extent > most)
+                    most = m.blocks[b].extent;
+            assert_int_equal(largest_streamed(&p, &m), most);
+        }
+        fb_manifest_free(&m);
+    }
+}
+
 static void host_bytes_a_parameter(void **unused)
 {
     (void)unused;
@@ -373,6 +406,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_ledger_adds_up),
+        cmocka_unit_test(what_blocks_own_lies_end_to_end),
         cmocka_unit_test(host_bytes_a_parameter),
         cmocka_unit_test(budgets_at_the_byte),
         cmocka_unit_test(more_passes_need_less),
