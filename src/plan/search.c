@@ -549,6 +549,10 @@ static void search(seeker *s, uint32_t preferred)
 {
     const fb_wishes *w = s->w;
     s->coarse = true;
+    if (w->known_rows) {
+        take_cut(s, w->known_rows);
+        consider(s, &w->known);
+    }
     try_cut(s, preferred);
     uint32_t last = UINT32_MAX; /* of cuts that are nearly the same one is enough: the best's neighbours come later */
     /* on the cpu another cut would buy nothing */

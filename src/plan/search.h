@@ -23,6 +23,8 @@ typedef struct fb_wishes {
     uint32_t     home_layers;
     int          kept_on_host;  /* FB_WISH_AUTO, 0, 1 */
     int          acc_on_device; /* the same; of several passes */
+    fb_layout       known;        /* one that is near the best, from which the search is shorter */
+    uint32_t        known_rows;   /* its micro_rows; 0: none is known */
 } fb_wishes;
 
 typedef struct fb_search_effort {

@@ -88,6 +88,8 @@ static void look_at_more(fb_outlook *o, const fb_plan_request *asked)
 {
     static const uint64_t gib = UINT64_C(1) << 30;
     fb_plan_request r = *asked;
+    o->wishes.known = o->plan.layout;
+    o->wishes.known_rows = o->fits ? o->request.micro_rows : 0;
     r.hbm_budget += r.hbm_budget ? gib : 0;
     o->more[0] = (fb_alternative){ "1 GiB more of device memory", seconds_with(&r, &o->machine, &o->wishes) };
     r = *asked;
