@@ -1,5 +1,6 @@
 #include "base/beside.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdint.h>
@@ -21,6 +22,7 @@ bool fb_find_beside(char *out, size_t size, const char *const *places, size_t n,
 {
     char from[2][PATH_MAX];
     int n_from = 0;
+    assert(out);
     Dl_info self;
     ssize_t len = readlink("/proc/self/exe", from[0], sizeof from[0] - 1);
     if (len > 0) {
