@@ -126,7 +126,7 @@ static bool fits_device(seeker *s, const fb_layout *l)
 {
     fb_plan p;
     lay_out(s, &p, l);
-    return !s->r.hbm_budget || p.device_bytes <= s->r.hbm_budget;
+    return !fb_plan_device_short(&p, &s->r);
 }
 
 static bool is_better(const candidate *a, const candidate *b)

@@ -152,6 +152,11 @@ fb_status fb_planning_search(fb_plan *out, fb_timeline *t, fb_plan_request *r, c
     return st == FB_OK ? st : fb_fail(err, st, "%s", why.msg);
 }
 
+uint64_t fb_planning_runtime(bool unified, uint32_t n_thread, uint64_t driver)
+{
+    return FB_RUNTIME_BYTES + (unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE : driver + FB_DRIVER_LATER_BYTES);
+}
+
 /* ---- a machine that is not here ---- */
 
 fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, const fb_machine *machine, uint64_t hbm, uint64_t ram)
@@ -161,8 +166,7 @@ fb_plan_request fb_planning_absent(const fb_options *o, const fb_manifest *m, co
     fb_plan_request r = { .manifest = m, .act = act, .train = true, .clip = o->max_grad_norm > 0, .row_len = o->cutoff_len,
                           .unified = cpu, .logits_size = cpu ? FB_CPU_LOGITS_SIZE : FB_CUDA_LOGITS_SIZE, .meta_size = fb_micro_size,
         .attention_scratch = cpu ? fb_cpu_attention_scratch : fb_cuda_planned_attention,
-        .runtime_bytes = FB_RUNTIME_BYTES + (cpu ? (uint64_t)machine->cores * FB_CPU_SCRATCH_SIZE
-                                                 : FB_DRIVER_BYTES + FB_DRIVER_LATER_BYTES) };
+        .runtime_bytes = fb_planning_runtime(cpu, machine->cores, FB_DRIVER_BYTES) };
     uint64_t device = hbm ? hbm : o->hbm_budget ? o->hbm_budget : machine->memory;
     r.hbm_budget = device > machine->overhead ? device - machine->overhead : device ? 1 : 0;
     r.ram_budget = ram ? ram : o->ram_budget ? o->ram_budget : machine->ram;

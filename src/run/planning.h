@@ -14,6 +14,9 @@ static const uint64_t FB_RUNTIME_BYTES = 8u << 20;
  * take later, for kernels, plans of products and attention, tables of pinned pages. */
 static const uint64_t FB_DRIVER_BYTES = 384u << 20, FB_DRIVER_LATER_BYTES = 64u << 20;
 
+/* The ledger's line of all that.  driver: what it takes once the device is open; of a device with memory of its own. */
+uint64_t fb_planning_runtime(bool unified, uint32_t n_thread, uint64_t driver);
+
 /* The machine that has this device: as `forebay probe` left it in the user's cache folder, else as the shipped profile of its
  * device has it, else guessed.  note: which, as a sentence. */
 void fb_planning_machine(fb_machine *out, char note[FB_MACHINE_NOTE_SIZE], const fb_device_info *info);

@@ -224,7 +224,10 @@ static fb_status enqueue(batch *b, fb_trace *trace, fb_error *err)
     fb_saver *s = b->saver;
     const device_piece *piece = &s->device_pieces[b->first];
     const fb_device_ops *ops = s->o.state->device->ops;
-    FB_TRY(fb_trace_begin(trace, FB_STREAM_D2H, FB_LABEL(FETCH_STATE, piece->block, FB_NO_PART), b->n * PIECE_BYTES, err));
+    uint64_t elems = 0;
+    for (uint64_t i = 0; i < b->n; i++)
+        elems += length_of(s, piece[i].block, piece[i].first);
+    FB_TRY(fb_trace_begin(trace, FB_STREAM_D2H, FB_LABEL(FETCH_STATE, piece->block, FB_NO_PART), elems * (PIECE_BYTES / PIECE), err));
     for (uint64_t i = 0; i < b->n; i++)
         FB_TRY(download(s, piece[i].block, piece[i].first, s->slot[piece_of(s, piece[i].block, piece[i].first)], err));
     FB_TRY(fb_trace_end(trace, FB_STREAM_D2H, err));
@@ -407,7 +410,8 @@ static void *writer_main(void *arg)
     /* Where cores are short, training goes first; while it waits for the disk, they are free.  Only this thread, as Linux has
      * it. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
-    populate(s);
+    if (!s->buffer.pinned_for) /* pinning took them */
+        populate(s);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (!s->requested && !s->stop)

@@ -86,8 +86,7 @@ fb_status fb_session_ask(fb_session *s, const fb_session_request *r, fb_plan_req
         .micro_rows = r->micro_rows, .n_micro = r->n_micro, .cache_len = r->cache_len,
         .unified = s->info.unified, .logits_size = s->info.logits_size, .attention_scratch = s->device->kernels->attention_scratch,
         .meta_size = fb_micro_size,
-        .runtime_bytes = FB_RUNTIME_BYTES + (s->info.unified ? (uint64_t)n_thread * FB_CPU_SCRATCH_SIZE
-                                                             : s->device_host_bytes + FB_DRIVER_LATER_BYTES),
+        .runtime_bytes = fb_planning_runtime(s->info.unified, n_thread, s->device_host_bytes),
         .hbm_budget = arena_budget(s, o), .ram_budget = host_budget(o, &s->room), .ram_limit = o->ram_budget ? NULL : s->room.limit,
     };
     return FB_OK;
